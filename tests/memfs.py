@@ -1,8 +1,8 @@
 """An in-memory Filesystem for the engine's tests, and a builder that makes a mount of it.
 
-Everything of fuse/ops.py is there, answered at once, or after `delay_s` in a lane when that is asked for. Inode
-numbers of the fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same ones.
-The labels of a MountSpec choose the behaviour: see build().
+It has as much of fuse/ops.py as they look at, answered at once, or after `delay_s` in a lane when that is asked for.
+Inode numbers of the fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same
+ones. The labels of a MountSpec choose the behaviour: see build().
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import CredentialsInvalid
 from datastore.fuse.loop import Loop
 from datastore.fuse.ops import (
-    NOW,
     ROOT_INO,
     Attr,
     AttrReply,
@@ -39,7 +38,6 @@ from datastore.fuse.ops import (
     StatFs,
 )
 
-SUID_SGID = stat.S_ISUID | stat.S_ISGID
 PATTERN_FILES = 200
 
 
@@ -62,15 +60,10 @@ class Node:
     children: dict[bytes, Ino] = field(default_factory=dict)
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     nlink: int = 1
-    atime_ns: int = 0
-    mtime_ns: int = 0
-    ctime_ns: int = 0
 
     def attr(self) -> Attr:
         size = len(self.target) or len(self.content)
-        return Attr(
-            self.ino, self.mode, size, self.nlink, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.ctime_ns
-        )
+        return Attr(self.ino, self.mode, size, self.nlink, self.uid, self.gid, 0, 0, 0)
 
 
 class MemFs:
@@ -84,9 +77,7 @@ class MemFs:
         self.keep_cache = keep_cache
         self.delay_s = delay_s
         self.blocking = frozenset(blocking)
-        self.nodes: dict[Ino, Node] = {
-            ROOT_INO: Node(ROOT_INO, stat.S_IFDIR | 0o777, os.geteuid(), os.getegid(), nlink=2)
-        }
+        self.nodes: dict[Ino, Node] = {ROOT_INO: Node(ROOT_INO, stat.S_IFDIR | 0o777, os.geteuid(), os.getegid())}
         self.calls: Counter[str] = Counter()
         self.lookups: Counter[int] = Counter()
         self.open_handles: set[int] = set()
@@ -94,28 +85,17 @@ class MemFs:
         self.notifier: Notifier | None = None
         self.started = self.stopped = 0
         self._next = 1 << 20
-        self.hanging = threading.Lock()
-        """Held: nothing that waits in a lane is answered."""
 
     # -- the tree
 
-    def make(self, parent: Ino, name: bytes, mode: int, *, ino: int = 0, caller: Caller | None = None) -> Node:
+    def make(self, parent: Ino, name: bytes, mode: int, *, ino: int = 0) -> Node:
         if not ino:
             self._next += 1
             ino = self._next
-        now = time.time_ns()
-        node = Node(Ino(ino), mode, parent=parent, atime_ns=now, mtime_ns=now, ctime_ns=now)
         above = self.nodes[parent]
-        node.uid, node.gid = (caller.uid, caller.gid) if caller else (above.uid, above.gid)
-        if above.mode & stat.S_ISGID:
-            node.gid = above.gid
-            node.mode |= stat.S_ISGID if stat.S_ISDIR(mode) else 0
-        if stat.S_ISDIR(mode):
-            node.nlink = 2
-            above.nlink += 1
+        node = Node(Ino(ino), mode, above.uid, above.gid, parent)
         self.nodes[node.ino] = node
         above.children[name] = node.ino
-        above.mtime_ns = above.ctime_ns = now
         return node
 
     def populate(self) -> None:
@@ -132,12 +112,7 @@ class MemFs:
         return node
 
     def _child(self, parent: Ino, name: bytes) -> Node | None:
-        node = self._node(parent)
-        if not stat.S_ISDIR(node.mode):
-            raise FSError(errno.ENOTDIR)
-        if len(name) > 255:
-            raise FSError(errno.ENAMETOOLONG)
-        ino = node.children.get(name)
+        ino = self._node(parent).children.get(name)
         return None if ino is None else self.nodes[ino]
 
     def _free(self, parent: Ino, name: bytes) -> None:
@@ -151,16 +126,7 @@ class MemFs:
     async def _asked(self, name: str) -> None:
         self.calls[name] += 1
         if name in self.blocking:
-            await self.loop.lane(self._wait)
-
-    def _wait(self) -> None:
-        time.sleep(self.delay_s)
-        with self.hanging:
-            pass
-
-    def _drop(self, node: Node) -> None:
-        node.nlink -= 1
-        node.ctime_ns = time.time_ns()
+            await self.loop.lane(partial(time.sleep, self.delay_s))
 
     # -- Filesystem
 
@@ -187,20 +153,8 @@ class MemFs:
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         await self._asked("setattr")
         node = self._node(ino)
-        now = time.time_ns()
-        if changes.mode is not None:
-            node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(changes.mode)
-        node.uid = node.uid if changes.uid is None else changes.uid
-        node.gid = node.gid if changes.gid is None else changes.gid
         if changes.size is not None:
             self._resize(node, changes.size)
-        if changes.atime_ns is not None:
-            node.atime_ns = now if changes.atime_ns == NOW else changes.atime_ns
-        if changes.mtime_ns is not None:
-            node.mtime_ns = now if changes.mtime_ns == NOW else changes.mtime_ns
-        if changes.kill_suidgid:
-            self._kill(node)
-        node.ctime_ns = now
         return AttrReply(node.attr(), self.ttl_s)
 
     def _resize(self, node: Node, size: int) -> None:
@@ -208,12 +162,6 @@ class MemFs:
             raise FSError(errno.EFBIG)
         del node.content[size:]
         node.content.extend(bytes(size - len(node.content)))
-        node.mtime_ns = time.time_ns()
-
-    def _kill(self, node: Node) -> None:
-        if node.mode & stat.S_IXGRP:
-            node.mode &= ~stat.S_ISGID
-        node.mode &= ~stat.S_ISUID
 
     async def readlink(self, ino: Ino) -> bytes:
         await self._asked("readlink")
@@ -222,41 +170,34 @@ class MemFs:
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         await self._asked("mknod")
         self._free(parent, name)
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise FSError(errno.EPERM)
-        return self._entry(self.make(parent, name, mode, caller=caller))
+        return self._entry(self.make(parent, name, mode))
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         await self._asked("mkdir")
         self._free(parent, name)
-        return self._entry(self.make(parent, name, stat.S_IFDIR | mode, caller=caller))
+        return self._entry(self.make(parent, name, stat.S_IFDIR | mode))
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         await self._asked("unlink")
         node = self._child(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
-        if stat.S_ISDIR(node.mode):
-            raise FSError(errno.EISDIR)
         del self.nodes[parent].children[name]
-        self._drop(node)
+        node.nlink -= 1
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         await self._asked("rmdir")
         node = self._child(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
-        if not stat.S_ISDIR(node.mode):
-            raise FSError(errno.ENOTDIR)
         if node.children:
             raise FSError(errno.ENOTEMPTY)
         del self.nodes[parent].children[name]
-        self.nodes[parent].nlink -= 1
 
     async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         await self._asked("symlink")
         self._free(parent, name)
-        node = self.make(parent, name, stat.S_IFLNK | 0o777, caller=caller)
+        node = self.make(parent, name, stat.S_IFLNK | 0o777)
         node.target = target
         return self._entry(node)
 
@@ -264,33 +205,14 @@ class MemFs:
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> None:
         await self._asked("rename")
-        node, there = self._child(parent, name), self._child(new_parent, new_name)
+        node = self._child(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
-        if flags & ~1:
-            raise FSError(errno.EINVAL)
-        if there is not None:
-            self._replace(node, there, flags)
-        is_directory = stat.S_ISDIR(node.mode)
+        if self._child(new_parent, new_name) is not None and flags & 1:
+            raise FSError(errno.EEXIST)
         del self.nodes[parent].children[name]
         self.nodes[new_parent].children[new_name] = node.ino
-        self.nodes[parent].nlink -= is_directory
-        self.nodes[new_parent].nlink += is_directory
         node.parent = new_parent
-
-    def _replace(self, node: Node, there: Node, flags: int) -> None:
-        if flags & 1:
-            raise FSError(errno.EEXIST)
-        if stat.S_ISDIR(there.mode):
-            if not stat.S_ISDIR(node.mode):
-                raise FSError(errno.EISDIR)
-            if there.children:
-                raise FSError(errno.ENOTEMPTY)
-            self.nodes[there.parent].nlink -= 1
-        elif stat.S_ISDIR(node.mode):
-            raise FSError(errno.ENOTDIR)
-        else:
-            self._drop(there)
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         await self._asked("link")
@@ -310,8 +232,6 @@ class MemFs:
         node = self._node(ino)
         if request.flags & os.O_TRUNC:
             self._resize(node, 0)
-        if request.kill_suidgid:
-            self._kill(node)
         return self._opened(ino)
 
     async def create(
@@ -321,7 +241,7 @@ class MemFs:
         node = self._child(parent, name)
         if node is not None and request.flags & os.O_EXCL:
             raise FSError(errno.EEXIST)
-        node = node or self.make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), caller=caller)
+        node = node or self.make(parent, name, stat.S_IFREG | stat.S_IMODE(mode))
         return self._entry(node), self._opened(node.ino)
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
@@ -336,9 +256,6 @@ class MemFs:
         if offset > len(node.content):
             node.content.extend(bytes(offset - len(node.content)))
         node.content[offset : offset + len(payload)] = payload
-        node.mtime_ns = time.time_ns()
-        if kill_suidgid:
-            self._kill(node)
         return len(payload)
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
@@ -353,18 +270,10 @@ class MemFs:
 
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         await self._asked("fallocate")
-        node = self._node(ino)
-        if mode & ~1:
-            raise FSError(errno.EOPNOTSUPP)
-        if not mode and offset + length > len(node.content):
-            self._resize(node, offset + length)
 
     async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
         await self._asked("lseek")
-        size = len(self._node(ino).content)
-        if offset >= size or offset < 0:
-            raise FSError(errno.ENXIO)
-        return offset if whence == os.SEEK_DATA else size
+        return offset
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         await self._asked("opendir")
@@ -402,8 +311,6 @@ class MemFs:
         xattrs = self._node(ino).xattrs
         if flags & os.XATTR_CREATE and name in xattrs:
             raise FSError(errno.EEXIST)
-        if flags & os.XATTR_REPLACE and name not in xattrs:
-            raise FSError(errno.ENODATA)
         xattrs[name] = content
 
     async def listxattr(self, ino: Ino) -> Sequence[bytes]:

@@ -14,7 +14,7 @@ import pytest
 
 from datastore.fuse.data.readahead import ReadSettings
 from datastore.fuse.store.base import ListPage, ObjectInfo
-from tests.fault.scenarios import BIG, LARGE, PART, TREE
+from tests.fault.scenarios import BIG, LARGE, TREE
 from tests.fault.sweeping import ERRORS, Tried, other_version, plan_of
 from tests.fault.worlds import FaultWorld, fault_world
 from tests.faulty import Fault
@@ -179,7 +179,3 @@ def test_what_is_refused_stays_refused(name: str, kind: str, tmp_path: Path) -> 
                 assert {key: body for key, body in world.keys().items() if key in objects} == dict(objects)
                 with pytest.raises(OSError, check=lambda error: error.errno == code):
                     act(world.local)
-
-
-def test_parts_are_smaller_than_what_is_read() -> None:
-    assert len(HUGE) > len(LARGE) > PART

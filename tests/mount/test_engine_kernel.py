@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
 from tests.memfs import MemFs, pattern
 from tests.mount.engine import mounted
-from tests.mount.mounts import python, user
+from tests.mount.mounts import python
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -98,19 +97,6 @@ def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
             (mount.path / "d" / f"{number:03d}").read_bytes()
         os.listdir(mount.path / "d")
         eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
-
-
-def test_a_reader_that_is_killed_ends_at_once_though_the_storage_hangs(tmp_path: Path) -> None:
-    filesystem = filled(blocking=["read"])
-    reads = "import sys; print('in use', flush=True); open(sys.argv[1]).read()"
-    with (
-        mounted(tmp_path / "m", filesystem) as mount,
-        filesystem.hanging,
-        user(reads, mount.path / "d" / "000") as reader,
-    ):
-        eventually(lambda: filesystem.calls["read"] > 0)
-        reader.kill()
-        reader.wait(60)
 
 
 def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:

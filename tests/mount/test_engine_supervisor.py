@@ -17,9 +17,7 @@ import psutil
 import pytest
 
 from datastore import mountinfo
-from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.kernel import device
-from datastore.secret import Secret
 from tests.memfs import pattern
 from tests.mount.engine import CHECKOUT, Supervisor, kept, spec
 from tests.patience import eventually
@@ -233,17 +231,6 @@ def test_files_open_by_passthrough_and_otherwise_go_on_after_a_death(tmp_path: P
             assert otherwise.read_bytes() == pattern(1)
             assert supervisor.ask(op="status")[0]["passthroughOpen"] == 1
         eventually(lambda: supervisor.ask(op="status")[0]["passthroughOpen"] == 0)
-
-
-def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path) -> None:
-    keys = StaticCredentials(access_key_id="AKIAEXAMPLE", secret_access_key=Secret("very-secret-words"))
-    wanted = spec(tmp_path, source=S3Location(bucket="b", credentials=keys))
-    with kept(wanted) as supervisor:
-        for pid in (supervisor.process.pid, supervisor.server_pid()):
-            for name in ("cmdline", "environ"):
-                assert b"very-secret-words" not in Path(f"/proc/{pid}/{name}").read_bytes()
-        for file in supervisor.state.iterdir():
-            assert file.name == "control.sock" or b"very-secret-words" not in file.read_bytes()
 
 
 def test_the_supervisor_stays_small(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -199,8 +199,3 @@ def _median(samples: Sequence[Sample], name: str) -> float:
 def _grew(name: str, limit: Limit, early: float, late: float, when: str, then: str) -> str:
     allowed = early * (1 + limit.share) + limit.more
     return f"{name}: {early:.0f} ({when}), {late:.0f} ({then})" if late > allowed else ""
-
-
-def names() -> list[str]:
-    """The figures of a sample."""
-    return [field.name for field in fields(Sample)]
