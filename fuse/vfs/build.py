@@ -245,7 +245,11 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         core.opens.clear()
         core.removed.clear()
         core.listings.clear()
-        _after_a_boot(core)
+        for intent in core.db.intents() if core.db.rebooted else ():
+            # The machine may have gone down before the end of what was begun was on the disk: it is put off (S-27).
+            with suppress(OSError):  # the disk is full
+                core.db.put_off(intent.id, core.now_ns())
+        core.db.seen_boot()
     filesystem.uploads.orphans.recover(nodes_by_key(core))
     failures = [] if resumed else await filesystem.uploads.retry([])
     try:
@@ -256,12 +260,3 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         filesystem.upkeep.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
-
-
-def _after_a_boot(core: Core) -> None:
-    """The machine may have gone down before the end of what was begun was on the disk: it counts as put off (S-27)."""
-    if core.db.rebooted:
-        for intent in core.db.intents():
-            with suppress(OSError):  # the disk is full
-                core.db.put_off(intent.id, core.now_ns())
-    core.db.seen_boot()

@@ -51,28 +51,25 @@ class Changes:
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """A directory and its marker. FSError(EEXIST)."""
         directory = await self.parent_of(parent, name)
-        attributes = self.attributes(caller, directory, stat.S_IFDIR | stat.S_IMODE(mode))
+        attributes = self._attributes(caller, directory, name, stat.S_IFDIR | stat.S_IMODE(mode))
         listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
-        node = await self._make(directory, name, listed, attributes, b"")
-        assert isinstance(node, Directory)
-        node.marker = True
-        return self._resolver.entry(node)
+        return self._resolver.entry(await self._make(directory, name, listed, attributes))
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """A regular file, FIFO, socket or device (every mount is nodev: nobody opens one here). FSError(EEXIST)."""
         directory = await self.parent_of(parent, name)
-        attributes = self.attributes(caller, directory, mode)
+        attributes = self._attributes(caller, directory, name, mode)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             attributes = attributes.as_device(rdev)
         listed = Listed(stat.S_IFREG, segment_of(name))
-        return self._resolver.entry(await self._make(directory, name, listed, attributes, b""))
+        return self._resolver.entry(await self._make(directory, name, listed, attributes))
 
     async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
         """A link as rclone writes it; where the server refuses the longer name, as s3fs does (S-09)."""
         if len(target) > TARGET_MAX:
             raise FSError(errno.ENAMETOOLONG)
         directory = await self.parent_of(parent, name)
-        attributes = self.attributes(caller, directory, stat.S_IFLNK | 0o777)
+        attributes = self._attributes(caller, directory, name, stat.S_IFLNK | 0o777)
         segment, node = segment_of(name), None
         if self._fits(segment + LINK_SUFFIX):
             with suppress(KeyTooLong):
@@ -89,59 +86,56 @@ class Changes:
 
         With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
         """
-        directory = await self.parent_of(parent, name)
-        settings = self._core.settings
+        directory, flags = await self.parent_of(parent, name), request.flags
+        write_back = self._core.settings.write_back_s > 0
         # Whether the name must be this client's alone before open returns (S-22).
-        claims = bool(request.flags & os.O_EXCL) and not settings.write_back_s
+        claims = bool(flags & os.O_EXCL) and not write_back
         found: Node | None = None
-        if not claims and self._seems_free(directory, name, request):
-            if not settings.write_back_s:
+        if not claims and self._seems_free(directory, name, flags):
+            if not write_back:
                 await self._resolver.refuse_hiding(directory, name)
         elif not claims:
             found = await self._resolver.find_now(directory, name)
-        listed = Listed(stat.S_IFREG, segment_of(name))
-        # A server may refuse a long name (S-38): it has to be asked when the file is made, not at close.
-        if claims or (found is None and len(key_bytes(listed.tail)) > SEGMENT_SAFE):
-            attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
-            node = await self._make(directory, name, listed, attributes, b"")
-        else:
-            if found is None:
-                if name not in directory.children:
-                    return self._create_local(caller, directory, name, listed, mode, request.flags)
-                found = directory.children[name]
-            if request.flags & os.O_EXCL:
-                raise FSError(errno.EEXIST)
-            node = found
-            if isinstance(node, Directory):
-                raise FSError(errno.EISDIR)
-            if not stat.S_ISREG(node.attributes.mode):
-                raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
-            if request.flags & os.O_TRUNC:
-                async with node.lock:
-                    await self.files.truncate(node, 0)
-        reply = self.files.opened(node, request.flags, caller.pid)
-        return self._resolver.entry(node), reply
+        if found is None:
+            listed = Listed(stat.S_IFREG, segment_of(name))
+            attributes = self._attributes(caller, directory, name, stat.S_IFREG | stat.S_IMODE(mode))
+            # A server may refuse a long name (S-38): it has to be asked when the file is made, not at close.
+            if claims or len(key_bytes(listed.tail)) > SEGMENT_SAFE:
+                node = await self._make(directory, name, listed, attributes)
+                reply = self.files.opened(node, flags, caller.pid)
+                return self._resolver.entry(node), reply
+            if name not in directory.children:
+                return self._create_local(directory, name, listed, attributes, flags)
+            found = directory.children[name]
+        if flags & os.O_EXCL:
+            raise FSError(errno.EEXIST)
+        if isinstance(found, Directory):
+            raise FSError(errno.EISDIR)
+        if not stat.S_ISREG(found.attributes.mode):
+            raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
+        if flags & os.O_TRUNC:
+            async with found.lock:
+                await self.files.truncate(found, 0)
+        reply = self.files.opened(found, flags, caller.pid)
+        return self._resolver.entry(found), reply
 
-    def _seems_free(self, directory: Directory, name: bytes, request: OpenRequest) -> bool:
+    def _seems_free(self, directory: Directory, name: bytes, flags: int) -> bool:
         """Whether a name is believed to be free, and need not be asked for (S-161).
 
         Nothing of a file that is there would be kept; or, with writeBack, its upload finds out (S-48).
         """
         settings = self._core.settings
-        replaces = request.flags & os.O_TRUNC and not settings.refuse_conflicts
-        if not (replaces or settings.write_back_s):
+        if not (settings.write_back_s or (flags & os.O_TRUNC and not settings.refuse_conflicts)):
             return False
         told = self._remote.believed(directory, name)
         return told is not None and name not in told[0].entries and name not in directory.children
 
     def _create_local(
-        self, caller: Caller, directory: Directory, name: bytes, listed: Listed, mode: int, flags: int
+        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, flags: int
     ) -> tuple[Entry, OpenReply]:
         """A file that the store learns of at close. Nothing in here waits, so nobody sees the node half made."""
         core = self._core
         self.check_key(directory, listed.tail)
-        attributes = self.attributes(caller, directory, stat.S_IFREG | stat.S_IMODE(mode))
-        attributes = attributes._replace(content_type=type_of(name))
         node = core.nodes.add(directory, name, listed, attributes)
         facts.held(node, 0, NO_ETAG, attributes)
         try:
@@ -157,11 +151,11 @@ class Changes:
             self._uploads.drop_new(node)
             core.nodes.drop_unused(node)
             raise
-        self._appeared(node)
+        self._appeared(node, directory)
         return entry, self.files.opened(node, flags)
 
     async def _make(
-        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes
+        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes = b""
     ) -> Node:
         """Put an object that must not be there yet, and make its node. FSError(EEXIST)."""
         self.check_key(directory, listed.tail)
@@ -169,11 +163,8 @@ class Changes:
             raise FSError(errno.EEXIST)
         if listed.kind != stat.S_IFREG and await self._resolver.find(directory, name) is not None:
             raise FSError(errno.EEXIST)
-        content_type = DIRECTORY_TYPE if listed.kind == stat.S_IFDIR else FILE_TYPE
-        if stat.S_ISREG(attributes.mode):
-            content_type = type_of(name)
-        attributes = attributes._replace(content_type=content_type)
-        options = WriteOptions(metadata=to_metadata(attributes), content_type=content_type, if_none_match=True)
+        metadata = to_metadata(attributes)
+        options = WriteOptions(metadata=metadata, content_type=attributes.content_type, if_none_match=True)
         async with self._core.tree.shared():
             key = directory.key + listed.tail
             try:
@@ -182,15 +173,15 @@ class Changes:
             except AlreadyExists as error:
                 directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
-            stale = directory.children.get(name)
-            if stale is not None:
-                self._core.nodes.detach(stale)
+            if name in directory.children:
+                self._core.nodes.detach(directory.children[name])
             node = self._core.nodes.add(directory, name, listed._replace(size=len(body)), attributes)
             facts.written(self._core, node, result)
             if isinstance(node, Directory):
                 self._resolver.empty(node)
                 self._resolver.counted(directory, 1)
-            self._appeared(node)
+                node.marker = True
+            self._appeared(node, directory)
             return node
 
     async def parent_of(self, ino: Ino, name: bytes) -> Directory:
@@ -219,21 +210,23 @@ class Changes:
         longest = min(capabilities.max_key_segment_bytes, capabilities.max_new_segment_bytes)
         return len(key_bytes(tail.removesuffix("/"))) <= longest
 
-    def attributes(self, caller: Caller, directory: Directory, mode: int) -> Attributes:
+    def _attributes(self, caller: Caller, directory: Directory, name: bytes, mode: int) -> Attributes:
         """Attributes of something new: the caller's, but for the group of a setgid directory."""
-        now = self._core.now_ns()
-        gid = caller.gid
+        now, gid, content_type = self._core.now_ns(), caller.gid, FILE_TYPE
         if directory.attributes.mode & stat.S_ISGID:
             gid = directory.attributes.gid
             if stat.S_ISDIR(mode):
                 mode |= stat.S_ISGID
-        return Attributes(mode, caller.uid, gid, now, now, now)
+        if stat.S_ISREG(mode):
+            content_type = type_of(name)
+        elif stat.S_ISDIR(mode):
+            content_type = DIRECTORY_TYPE
+        return Attributes(mode, caller.uid, gid, now, now, now, content_type=content_type)
 
-    def _appeared(self, node: Node) -> None:
+    def _appeared(self, node: Node, directory: Directory) -> None:
         """A name of ours is new in its directory."""
         self._resolver.changed(node)
-        if node.parent is not None:
-            self._resolver.touched(node.parent)
+        self._resolver.touched(directory)
 
     # -- removing
 
@@ -309,13 +302,12 @@ class Changes:
         if needed <= self._core.settings.silly_copy_bytes or staged is not None:
             staged = self._uploads.stage(node)
             await self._uploads.fill(staged, staged.missing(0, staged.size))
-            record_removed(self._core, node)
-            return
-        hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
-        self._core.db.begin("discard", hidden, "")
-        result = await copy_object(self._core, node.version(), hidden)
-        node.unlinked_key = hidden
-        facts.held(node, node.size, result.etag)
+        else:
+            hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
+            self._core.db.begin("discard", hidden, "")
+            result = await copy_object(self._core, node.version(), hidden)
+            node.unlinked_key = hidden
+            facts.held(node, node.size, result.etag)
         record_removed(self._core, node)
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:

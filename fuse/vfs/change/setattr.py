@@ -167,32 +167,36 @@ class SetAttrs:
 
     async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
         """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
-        self._check_xattr(name)
 
-        def change(old: Attributes) -> Attributes:
-            if flags & XATTR_CREATE and name in old.xattrs:
+        def put(xattrs: dict[bytes, bytes]) -> None:
+            if flags & XATTR_CREATE and name in xattrs:
                 raise FSError(errno.EEXIST)
-            if flags & XATTR_REPLACE and name not in old.xattrs:
+            if flags & XATTR_REPLACE and name not in xattrs:
                 raise FSError(errno.ENODATA)
-            return old._replace(xattrs={**old.xattrs, name: content}, ctime_ns=self._core.now_ns())
+            xattrs[name] = content
 
-        node = self._resolver.node(ino)
-        await self._ask(node)
-        await self._change(node, change)
+        await self._change_xattrs(ino, name, put)
 
     async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
         """FSError(ENODATA)."""
+
+        def drop(xattrs: dict[bytes, bytes]) -> None:
+            if xattrs.pop(name, None) is None:
+                raise FSError(errno.ENODATA)
+
+        await self._change_xattrs(ino, name, drop)
+
+    async def _change_xattrs(self, ino: Ino, name: bytes, change: Callable[[dict[bytes, bytes]], None]) -> None:
         self._check_xattr(name)
 
-        def change(old: Attributes) -> Attributes:
-            if name not in old.xattrs:
-                raise FSError(errno.ENODATA)
-            kept = {other: content for other, content in old.xattrs.items() if other != name}
-            return old._replace(xattrs=kept, ctime_ns=self._core.now_ns())
+        def change_all(old: Attributes) -> Attributes:
+            xattrs = dict(old.xattrs)
+            change(xattrs)
+            return old._replace(xattrs=xattrs, ctime_ns=self._core.now_ns())
 
         node = self._resolver.node(ino)
         await self._ask(node)
-        await self._change(node, change)
+        await self._change(node, change_all)
 
     def _check_xattr(self, name: bytes) -> None:
         if not name.startswith(_USER) or not self._core.settings.full_attributes:

@@ -278,8 +278,11 @@ class Files:
             if node.gone:
                 await self._uploads.discard(node)
                 self._core.removed.forget(node.ino)
-                if node.unlinked_key:
-                    await self._discard_copy(node.unlinked_key)
+                if hidden := node.unlinked_key:  # the copy of a file that was removed while open
+                    await self._core.remove(hidden)
+                    for intent in self._core.db.intents():
+                        if intent.source == hidden:
+                            self._core.db.end(intent.id)
                 return
             if node.staged is not None and node.staged.stuck:
                 self._uploads.set_aside(node)
@@ -291,10 +294,3 @@ class Files:
             except (DatastoreError, OSError):
                 return  # recorded and tried again later; nobody hears the answer to a release
             await self._uploads.settle(node)
-
-    async def _discard_copy(self, key: str) -> None:
-        """Remove the hidden copy of a file that was removed while open."""
-        await self._core.remove(key)
-        for intent in self._core.db.intents():
-            if intent.source == key:
-                self._core.db.end(intent.id)

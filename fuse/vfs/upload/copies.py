@@ -42,12 +42,10 @@ async def copy_object(
     """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
     if source.size <= COPY_OBJECT_MAX:
         return await core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
-    return await _copy_parts(core, source, target, replace or await _same_metadata(core, source))
-
-
-async def _same_metadata(core: Core, source: ObjectVersion) -> WriteOptions:
-    info = await core.store.head(source.key)
-    return WriteOptions(metadata=info.metadata, content_type=info.content_type)
+    if replace is None:
+        info = await core.store.head(source.key)
+        replace = WriteOptions(metadata=info.metadata, content_type=info.content_type)
+    return await _copy_parts(core, source, target, replace)
 
 
 async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
@@ -159,7 +157,8 @@ class Copies:
             if not meant:
                 after = page.objects[-1].key
                 continue
-            late = [found for found in meant if not self._has(found)]
+            has = {key: copy.original for key, copy in self.made.items()}
+            late = [found for found in meant if has.get(self._new_key(found)) != found.etag]
             await self._copy_all(late, keep_newer=False)
             failures = await self._core.remove_many([found.key for found in meant])
             if failures:
@@ -173,10 +172,6 @@ class Copies:
 
     def _meant(self, found: Sequence[ListedObject]) -> list[ListedObject]:
         return [one for one in found if self._subject.includes(one.etag, one.mtime_ns)]
-
-    def _has(self, found: ListedObject) -> bool:
-        copy = self.made.get(self._new_key(found))
-        return copy is not None and copy.original == found.etag
 
     async def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool) -> None:
         copy = partial(self._copy, keep_newer=keep_newer)

@@ -21,7 +21,7 @@ from ...data.staging import StagedFile
 from ...loop import Lock
 from ...ops import FSError
 from ...state.rows import NotedUpload, Unsent
-from ...store.base import ETag, ObjectVersion, PendingUpload, WriteOptions
+from ...store.base import ETag, ObjectVersion, WriteOptions
 from ..tree import facts
 from ..tree.attrs import from_metadata
 from ..tree.core import Core
@@ -87,20 +87,16 @@ class OrphanedUploads:
             staged.expects = None if row.expects is None else ETag(row.expects)
             node = node_of(row.key)
             if node is not None and not row.stuck and not row.unsynced:
-                self._give_way(node)
                 self._reattach(node, staged, row)
                 continue
             to = Destination(row.key, WriteOptions(metadata=row.metadata, content_type=row.content_type))
             self.add(staged, to, unsynced=row.unsynced)
 
-    def _give_way(self, node: Node) -> None:
-        """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
-        older = node.staged
-        if older is not None:
-            self._core.db.forget_unsent(older.name)
-            older.close(remove=True)
-
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
+        """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
+        if node.staged is not None:
+            self._core.db.forget_unsent(node.staged.name)
+            node.staged.close(remove=True)
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
         attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
         # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
@@ -232,14 +228,12 @@ class OrphanedUploads:
         waiting, self._uploads = self._uploads, []
         for noted in waiting:
             try:
-                aborted = await self._abort(noted)
+                if await self._abort(noted):
+                    self._core.db.upload_ended(noted.note)
+                    continue
             except StoreError as error:
-                aborted = False
                 log.warning("an unfinished upload stays behind", extra=fields(key=noted.key, error=str(error)))
-            if aborted:
-                self._core.db.upload_ended(noted.note)
-            else:
-                self._uploads.append(noted)
+            self._uploads.append(noted)
 
     async def _abort(self, noted: NotedUpload) -> bool:
         """Whether it is sure to be gone."""
@@ -248,18 +242,15 @@ class OrphanedUploads:
             await store.abort_upload(noted.key, noted.upload_id)
             return True
         # We never learned its id: it is one of this very key that was begun when we asked for ours.
-        near = [one for one in await store.pending_uploads(noted.key) if _may_be(one, noted)]
+        pending = await store.pending_uploads(noted.key)
         ours = {one.upload_id for one in core.db.uploads() if one.key == noted.key and one.note > self._dead}
         if "" in ours:
             return False  # this process asks for one just now, and it may be among them
-        for pending in near:
-            if pending.upload_id not in ours:
-                await store.abort_upload(pending.key, pending.upload_id)
+        for one in pending:
+            near = one.key == noted.key and abs(one.initiated_ns - noted.since_ns) < _SKEW_NS
+            if near and one.upload_id not in ours:
+                await store.abort_upload(one.key, one.upload_id)
         return True
-
-
-def _may_be(pending: PendingUpload, noted: NotedUpload) -> bool:
-    return pending.key == noted.key and abs(pending.initiated_ns - noted.since_ns) < _SKEW_NS
 
 
 def _age(left: OrphanedUpload) -> tuple[int, str]:
@@ -269,20 +260,9 @@ def _age(left: OrphanedUpload) -> tuple[int, str]:
 def row_of(staged: StagedFile, key: str, options: WriteOptions) -> Unsent:
     """The journal's row of a staging file that is to become the object of this key."""
     base = staged.base or ObjectVersion("", ETag(""), 0)
-    return Unsent(
-        staged.name,
-        key,
-        base.key,
-        base.etag,
-        base.size,
-        staged.base_size,
-        dict(options.metadata),
-        options.content_type,
-        staged.since_ns,
-        staged.error,
-        staged.expects,
-        staged.stuck,
-    )
+    metadata, since_ns, expects = dict(options.metadata), staged.since_ns, staged.expects
+    row = Unsent(staged.name, key, *base, staged.base_size, metadata, options.content_type, since_ns)
+    return row._replace(error=staged.error, expects=expects, stuck=staged.stuck)
 
 
 def listed(path: bytes, staged: StagedFile) -> dict[str, object]:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
@@ -269,8 +269,10 @@ class Uploads:
                 await self.discard(node)
                 await self._resolver.ask(node)
                 return
-            self._delivered(node, destination, done, attrs_valid=done.metadata == destination.options.metadata)
-            if not _same_but_times(done.metadata, destination.options.metadata, times_matter=times_set):
+            self._delivered(node, destination, done)
+            has, wanted = done.metadata, destination.options.metadata
+            # Where nobody chose the times, LastModified is as good.
+            if has != wanted and (times_set or has != without_times(wanted)):
                 await self._correct(node, destination)
         except (DatastoreError, OSError) as error:
             staged.error, staged.due = str(error), 0.0
@@ -289,12 +291,12 @@ class Uploads:
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         return Destination(key or node.key, _options(node), elsewhere=key is not None)
 
-    def _delivered(self, node: Node, to: Destination, done: Delivered, *, attrs_valid: bool) -> None:
-        """The store has the content as this version. attrs_valid: and our attributes; else they are asked for."""
-        staged, result = node.staged, done.result
+    def _delivered(self, node: Node, to: Destination, done: Delivered) -> None:
+        """The store has the content as this version. Where it has not our attributes it is asked for them."""
+        staged, attrs_valid = node.staged, done.metadata == to.options.metadata
         assert staged is not None
-        version = ObjectVersion(to.key, result.etag, staged.size)
-        facts.written(self._core, node, result, attrs_valid=attrs_valid)
+        version = ObjectVersion(to.key, done.result.etag, staged.size)
+        facts.written(self._core, node, done.result, attrs_valid=attrs_valid)
         staged.uploaded(version)
         if node.parent is not None:
             self._resolver.changed(node)
@@ -315,7 +317,7 @@ class Uploads:
             staged.dirty = False  # another client wrote or removed it since: that is the last word
             return
         self._core.known.forget(to.key)
-        self._delivered(node, to, Delivered(result, to.options.metadata), attrs_valid=True)
+        self._delivered(node, to, Delivered(result, to.options.metadata))
 
     # -- what is left
 
@@ -366,8 +368,3 @@ class Uploads:
 def _options(node: Node) -> WriteOptions:
     """With what the object of a node is to be written."""
     return WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type)
-
-
-def _same_but_times(has: Mapping[str, str], wanted: Mapping[str, str], *, times_matter: bool) -> bool:
-    """Whether an object's metadata need no correction: where nobody chose the times, LastModified is as good."""
-    return has == wanted or (not times_matter and has == without_times(wanted))
