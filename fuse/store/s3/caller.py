@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from datastore.api.endpoints import AWS
 from datastore.api.source import S3Location, StaticCredentials
-from datastore.errors import CredentialsInvalid, EndpointNotAllowed, InvalidRequest, StoreError
+from datastore.errors import CredentialsInvalid, EndpointNotAllowed, InvalidRequest
 
 from ...loop import running
 from ..base import in_memory
@@ -61,11 +61,11 @@ class Caller:
         self.credentials = credentials
         self.connect = connect
         self._follow = follow
-        self.clock = clock
+        self._clock = clock
         self._lock = threading.Lock()
         self.place = (endpoint, connect(endpoint))
-        self._plains: dict[str, Plain] = {}
-        """By method, the latest."""
+        self._signer: Signer | None = None
+        """The latest."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -74,77 +74,46 @@ class Caller:
 
     async def send(self, request: Request) -> Answer:
         """The answer to a request, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
-        endpoint, answer, keys = await self._exchange(request)
-        if answer.status >= 300 and await self._has_others(request, answer, keys):
-            endpoint, answer, keys = await self._exchange(request)
+        signer, answer = await self._exchange(request)
+        if answer.status >= 300 and await self._has_others(request, answer, signer.keys):
+            signer, answer = await self._exchange(request)
         if answer.status in _REDIRECTS and self._follow:
-            region = self.refusal(request, answer, keys).region
-            if region not in {"", endpoint.region}:
-                self._move(endpoint, region)
-                _, answer, keys = await self._exchange(request)
+            region = self._refusal(request, answer, signer.keys).region
+            if region not in {"", signer.endpoint.region}:
+                self._move(signer.endpoint, region)
+                signer, answer = await self._exchange(request)
         # A server may say 200 while it copies or joins objects, and report in the body that it failed.
         if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
-        raise to_error(self.refusal(request, answer, keys))
+        raise to_error(self._refusal(request, answer, signer.keys))
 
     def close(self) -> None:
         """Close connections; idempotent."""
         with self._lock:
             self.place[1].close()
 
-    async def plain(self, method: str) -> Plain:
-        """For GETs or HEADs of keys, to where the bucket is, with the present keys; another one when these change.
-
-        Errors: CredentialsInvalid.
-        """
-        keys = await self._keys()
-        plain = self._plains.get(method)
-        if plain is None or plain.endpoint is not self.place[0] or plain.keys != keys:
-            plain = self._plains[method] = Plain(self, method, keys)
-        return plain
-
-    async def _keys(self) -> StaticCredentials:
-        """The present ones, which may have to be looked for. Errors: CredentialsInvalid."""
-        source = self.credentials
+    async def signer(self) -> Signer:
+        """For where the bucket is, with the present keys, which may have to be found. Errors: CredentialsInvalid."""
+        source, signer = self.credentials, self._signer
         loop = None if source.has_keys() else running()
-        return source.keys() if loop is None else await loop.lane(source.keys)
+        keys = source.keys() if loop is None else await loop.lane(source.keys)
+        if signer is None or signer.endpoint is not self.place[0] or signer.keys != keys:
+            signer = self._signer = Signer(*self.place, keys, self._clock)
+        return signer
 
-    async def _exchange(self, request: Request) -> tuple[Endpoint, Answer, StaticCredentials]:
+    async def _exchange(self, request: Request) -> tuple[Signer, Answer]:
         """Sign and send. Errors: CredentialsInvalid, and those of Transport.send()."""
+        signer = await self.signer()
         if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
-            keys = await self._keys()
-            endpoint, transport = self.place
-            request, head = self._signed(request, endpoint, transport, keys)
+            request, head = signer.signed(request)
         else:
-            plain = await self.plain(request.method)
-            endpoint, transport, keys = plain.endpoint, plain.transport, plain.keys
-            head = plain.head(request.key, request.headers)
-        answer = await transport.send(request, head)
-        return endpoint, answer, keys
-
-    def _signed(
-        self, request: Request, endpoint: Endpoint, transport: Transport, keys: StaticCredentials
-    ) -> tuple[Request, bytes]:
-        """TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
-        signature has to."""
-        path = endpoint.path(request.key)
-        query = encode_query(request.query) if request.query else ""
-        digest = EMPTY_SHA256
-        if request.body:
-            if endpoint.secure or (endpoint.on_this_machine and transport.route.proxy is None):
-                digest = UNSIGNED_PAYLOAD
-            else:
-                body = in_memory(request.body)
-                request, digest = replace(request, body=body), hashlib.sha256(body).hexdigest()
-        headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
-        signed = sign(request.method, path, query, headers, keys, endpoint.region, self.clock())
-        length = len(request.body) if request.body or request.method in _WRITES else None
-        return request, transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
+            head = signer.plain(request.method, request.key, request.headers)
+        return signer, await signer.transport.send(request, head)
 
     async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        if not mute and error_class(self.refusal(request, answer, keys)) is not CredentialsInvalid:
+        if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
             return False
         loop = running()
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
@@ -161,7 +130,7 @@ class Caller:
                 self.place = (moved, self.connect(moved))
                 transport.close()
 
-    def refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
+    def _refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
         """What an answer to a request that was signed with `keys` refuses."""
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
@@ -178,47 +147,65 @@ class Caller:
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
             if_match="if-match" in request.headers and request.method in _WRITES,
-            skew_s=server_s - self.clock() if server_s else 0.0,
+            skew_s=server_s - self._clock() if server_s else 0.0,
         )
 
 
-class Plain:
-    """GETs, HEADs and DELETEs of whole keys in one place, as they are sent: those of one second share most of it.
+class Signer:
+    """Requests to one place with the same keys, as they are sent. Threads: any; two may put the same together."""
 
-    Threads: any; two may put the same together.
-    """
-
-    def __init__(self, caller: Caller, method: str, keys: StaticCredentials) -> None:
-        self.endpoint, self.transport = caller.place
+    def __init__(
+        self, endpoint: Endpoint, transport: Transport, keys: StaticCredentials, clock: Callable[[], float]
+    ) -> None:
+        self.endpoint = endpoint
+        self.transport = transport
         self.keys = keys
-        self._caller = caller
-        self._method = method
-        self._shared = self._begin(int(caller.clock()))
+        self._clock = clock
+        self._shared: dict[str, tuple[int, Moment, str, str, str, str]] = {}
+        """By method, what the plain ones of the latest second share."""
 
-    def error(self, key: str, answer: Answer) -> StoreError:
-        """What an answer refuses."""
-        return to_error(self._caller.refusal(Request(method=self._method, key=key), answer, self.keys))
+    def signed(self, request: Request) -> tuple[Request, bytes]:
+        """Any request, with its body as it is sent, and its head. Errors: InvalidRequest.
 
-    def head(self, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
-        """unsigned: headers that a signature need not cover. Errors: InvalidRequest."""
-        second = int(self._caller.clock())
-        if second != self._shared[0]:
-            self._shared = self._begin(second)
-        _, now, before, after, names, described = self._shared
+        TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
+        signature has to.
+        """
+        endpoint = self.endpoint
+        path = endpoint.path(request.key)
+        query = encode_query(request.query) if request.query else ""
+        digest = EMPTY_SHA256
+        if request.body:
+            if endpoint.secure or (endpoint.on_this_machine and self.transport.route.proxy is None):
+                digest = UNSIGNED_PAYLOAD
+            else:
+                body = in_memory(request.body)
+                request, digest = replace(request, body=body), hashlib.sha256(body).hexdigest()
+        headers = {**request.headers, "host": endpoint.host_header, "x-amz-content-sha256": digest}
+        signed = sign(request.method, path, query, headers, self.keys, endpoint.region, self._clock())
+        length = len(request.body) if request.body or request.method in _WRITES else None
+        return request, self.transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
+
+    def plain(self, method: str, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
+        """The head of a GET, HEAD or DELETE of a whole key: those of one second share most of it.
+
+        unsigned: headers that a signature need not cover. Errors: InvalidRequest.
+        """
+        second, shared = int(self._clock()), self._shared.get(method)
+        if shared is None or shared[0] != second:
+            shared = self._shared[method] = self._begin(method, second)
+        _, now, before, after, names, described = shared
         more = "".join([f"{name}: {value}\r\n" for name, value in unsigned.items()])
         if more and not ((said := "".join(unsigned.values())).isascii() and said.isprintable()):
-            raise InvalidRequest(f"{self._method} {shown(key)}: a header is not printable ASCII", key=key)
+            raise InvalidRequest(f"{method} {shown(key)}: a header is not printable ASCII", key=key)
         path = self.endpoint.path(key)
-        signed = now.authorization(names, f"{self._method}\n{path}\n\n{described}")
+        signed = now.authorization(names, f"{method}\n{path}\n\n{described}")
         return f"{before}{path}{after}{more}authorization: {signed}\r\n\r\n".encode()
 
-    def _begin(self, second: int) -> tuple[int, Moment, str, str, str, str]:
-        """What heads of one second share: what stands before and after the path, the signed headers' names, and what
-        describes them (sigv4.py). Errors: InvalidRequest."""
+    def _begin(self, method: str, second: int) -> tuple[int, Moment, str, str, str, str]:
+        """What stands before and after the path, the signed headers' names, and what describes them (sigv4.py)."""
         now = moment(self.keys, self.endpoint.region, second)
         headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **now.headers}
-        head = self.transport.head(self._method, "", headers).decode()
-        before, version, rest = head.partition(" HTTP/1.1\r\n")
+        before, version, rest = self.transport.head(method, "", headers).decode().partition(" HTTP/1.1\r\n")
         return second, now, before, version + rest.removesuffix("\r\n"), *canonical_headers(headers)
 
 

@@ -168,40 +168,29 @@ class Transport:
     async def send(self, request: Request, head: bytes) -> Answer:
         """One exchange. head: the request line and all headers, as head() makes them.
 
+        A kept connection that the server had meanwhile closed is replaced once, when nothing of an answer has come and
+        the request is repeatable; that is part of keep-alive, not a retry.
+
         Errors: Unreachable, DeadlineExceeded, CorruptBody.
         """
         await self.take_place()
         try:
-            answer, connection = await self.exchange(request, head)
-            if connection is not None:
-                self.give_back(connection)
+            size = len(request.body) + request.expected_bytes
+            long_s = self.limits.long_s if request.is_long else 0.0
+            deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
+            kept, answer = self._take_idle(), None
+            if kept is not None:
+                answer = await self._exchange(kept, request, head, deadline, may_be_stale=request.repeatable)
+            if answer is None:
+                answer = await self._exchange(await self.connect(deadline), request, head, deadline)
+            assert answer is not None
             return answer
         finally:
             self.leave_place()
 
-    async def exchange(
-        self, request: Request, head: bytes, held: Connection | None = None
-    ) -> tuple[Answer, Connection | None]:
-        """The same for who has a place in the pool: the answer, and the connection if it can be used again.
-
-        held: that of an earlier exchange. A kept connection that the server had meanwhile closed is replaced once, when
-        nothing of an answer has come and the request is repeatable; that is part of keep-alive, not a retry.
-        """
-        size = len(request.body) + request.expected_bytes
-        long_s = self.limits.long_s if request.is_long else 0.0
-        deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
-        kept = held or self.take_idle()
-        done = None
-        if kept is not None:
-            done = await self._exchange(kept, request, head, deadline, may_be_stale=request.repeatable)
-        if done is None:
-            done = await self._exchange(await self.connect(deadline), request, head, deadline)
-        assert done is not None
-        return done
-
     async def _exchange(
         self, connection: Connection, request: Request, head: bytes, deadline: float, *, may_be_stale: bool = False
-    ) -> tuple[Answer, Connection | None] | None:
+    ) -> Answer | None:
         """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
 
         may_be_stale: None when the connection broke before any byte of an answer.
@@ -236,7 +225,7 @@ class Transport:
             else:
                 answer, whole = await _answer(incoming, heard, request)
             keep = all_sent and whole and heard.goes_on and incoming.is_taken
-            return answer, connection if keep else None
+            return answer
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.route}: no answer in time to {request.method}") from error
         except CutShort as error:
@@ -248,7 +237,9 @@ class Transport:
         except (NotHttp, OSError) as error:
             raise Unreachable(f"{self.route}: {connection_words(error)}") from error
         finally:
-            if not keep:
+            if keep:
+                self.give_back(connection)
+            else:
                 connection.close()
 
     async def connect(self, deadline: float) -> Connection:
@@ -256,7 +247,7 @@ class Transport:
         dialed = partial(connected, self.route, self._tls, limit_s, self._clock)
         return Connection(dialed() if loop is None else await loop.aside(dialed, "connect"), loop)
 
-    def take_idle(self) -> Connection | None:
+    def _take_idle(self) -> Connection | None:
         """The connection used last that is still quiet and open."""
         loop = running()
         while True:
