@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from datastore.errors import MountFailed
 from datastore.fuse.kernel import device
 from datastore.fuse.kernel.session import Settings
 from datastore.fuse.ops import Ino
@@ -167,7 +168,7 @@ def test_a_busy_mount_says_who_uses_it(tmp_path: Path) -> None:
     with mounted(tmp_path / "m", filled()) as mount:
         with (mount.path / "d" / "000").open("rb"), pytest.raises(device.Busy, match=f"pid {os.getpid()} "):
             device.unmount(str(mount.path))
-        with pytest.raises(device.MountFailed, match="already a mount of memory"):
+        with pytest.raises(MountFailed, match="already a mount of memory"):
             device.mount(str(mount.path), "again")
 
 
