@@ -184,8 +184,8 @@ class Changes:
             self._appeared(node, directory)
             return node
 
-    async def parent_of(self, ino: Ino, name: bytes) -> Directory:
-        """The directory in which a name is to be made. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
+    def directory_for(self, ino: Ino, name: bytes) -> Directory:
+        """The directory in which a name is to be. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
         if not creatable(name):
@@ -193,6 +193,11 @@ class Changes:
         directory = self._resolver.directory(ino)
         if directory.gone:
             raise FSError(errno.ENOENT)
+        return directory
+
+    async def parent_of(self, ino: Ino, name: bytes) -> Directory:
+        """The same, ready for a name to be made there."""
+        directory = self.directory_for(ino, name)
         await replace_stand_in(self._core, directory)
         return directory
 

@@ -57,7 +57,7 @@ class Renames:
         """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
-        target_directory = await self._changes.parent_of(new_parent, new_name)
+        target_directory = self._changes.directory_for(new_parent, new_name)
         await self._changes.files.chases.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
         if await self._goes_on(source_directory, name, target_directory, new_name):
@@ -71,7 +71,7 @@ class Renames:
         if target is not None:
             again = (source.key, target.key) in self._begun
             await self._check_target(source, target, flags & ~NOREPLACE if again else flags)
-        for each in (source, target):
+        for each in (source, target, target_directory):
             if isinstance(each, Directory):
                 await replace_stand_in(self._core, each)
         if isinstance(source, Directory):
@@ -129,7 +129,8 @@ class Renames:
     async def _rename_file(self, source: Node, target: Node | None, directory: Directory, name: bytes) -> None:
         core = self._core
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
-        new_key = await self._new_key(source, directory, tail)
+        old_directory, new_key = self._keys(source, directory, tail)
+        await self._changes.ensure_marker(old_directory)  # which stays (S-02)
         async with AsyncExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
                 await locks.enter_async_context(node.lock)
@@ -228,13 +229,12 @@ class Renames:
             self._vacated(old_parent, old_name, listing)
         core.db.end(intent)
 
-    async def _new_key(self, source: Node, directory: Directory, tail: str) -> str:
-        """Where a source goes; the directory that it leaves stays (S-02). FSError(ENOENT, ENAMETOOLONG, EEXIST)."""
+    def _keys(self, source: Node, directory: Directory, tail: str) -> tuple[Directory, str]:
+        """(the directory that a source leaves, its new key). FSError(ENOENT, ENAMETOOLONG, EEXIST)."""
         if source.gone or source.parent is None or directory.gone:
             raise FSError(errno.ENOENT)
         self._changes.check_key(directory, tail)
-        await self._changes.ensure_marker(source.parent)
-        return directory.key + tail
+        return source.parent, directory.key + tail
 
     # -- directories
 
@@ -242,11 +242,13 @@ class Renames:
         self, source: Directory, target: Node | None, directory: Directory, name: bytes
     ) -> None:
         core, tail = self._core, segment_of(name, directory=True) + "/"
-        old_prefix, new_prefix = source.key, await self._new_key(source, directory, tail)
+        old_directory, new_prefix = self._keys(source, directory, tail)
+        old_prefix = source.key
         if new_prefix.startswith(old_prefix):
             raise FSError(errno.EINVAL)
         if self._uploads.orphans.waits_for(new_prefix, below=True):
             raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
+        await self._changes.ensure_marker(old_directory)
         await self._changes.ensure_marker(source)
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)

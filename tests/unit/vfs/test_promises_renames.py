@@ -113,8 +113,11 @@ def test_a_rename_that_fails_leaves_the_target(world: World, one: Client) -> Non
 
 @promise("S-25")
 def test_what_a_rename_refuses(world: World, one: Client) -> None:
-    """RENAME_NOREPLACE is honoured, other flags are EINVAL; kinds that do not replace each other, as rename(2) says."""
-    world.put_all(["f", "full/x"])
+    """RENAME_NOREPLACE is honoured, other flags are EINVAL; kinds that do not replace each other, as rename(2) says.
+
+    What is refused leaves nothing in the store.
+    """
+    world.put_all(["f", "full/x", "deep/full/x"])
     world.put("g", b"old")
     world.put("empty/")
     for flags in (2, 3, 4):
@@ -123,12 +126,13 @@ def test_what_a_rename_refuses(world: World, one: Client) -> None:
     failing(errno.EISDIR, one.local.rename, "f", "empty")
     failing(errno.ENOTDIR, one.local.rename, "empty", "f")
     failing(errno.ENOTEMPTY, one.local.rename, "empty", "full")
-    failing(errno.EINVAL, one.local.rename, "full", "full/y")
+    failing(errno.EINVAL, one.local.rename, "deep/full", "deep/full/y")
     failing(errno.ENOENT, one.local.rename, "absent", "g")
+    assert world.all_keys() == ["deep/full/x", "empty/", "f", "full/x", "g"]
     one.local.rename("full", "empty")
     one.local.rename("f", "h", 1)
-    assert one.local.listdir() == [b"empty", b"g", b"h"]
-    assert world.contents() == {"empty/x": b"x", "g": b"old", "h": b"x"}
+    assert one.local.listdir() == [b"deep", b"empty", b"g", b"h"]
+    assert world.contents() == {"deep/full/x": b"x", "empty/x": b"x", "g": b"old", "h": b"x"}
 
 
 @promise("S-25")
