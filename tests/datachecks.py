@@ -34,7 +34,7 @@ def check_pieces(table: PieceTable) -> None:
 def check_readahead(ahead: ReadAhead) -> None:
     """AssertionError when an invariant is broken."""
     settings = ahead._settings
-    for run in (ahead.present, *ahead.others):
+    for run in (ahead.present, *ahead._others):
         if run.ahead_until not in (ahead._up(run.ahead_until), ahead._size):
             raise AssertionError(f"window ends unaligned at {run.ahead_until}")
         if run.window_bytes and not settings.first_bytes <= run.window_bytes <= settings.max_bytes:

@@ -143,7 +143,8 @@ class BlockCache:
         Its inode then belongs to the cache and nobody may write to it again. False: not kept, as a small one never is,
         the file is still at `path`.
         """
-        if is_small(version) or self._monotonic() < self._off_until_s:
+        too_large = version.size > self._space.limit_bytes
+        if is_small(version) or too_large or self._monotonic() < self._off_until_s:
             return False
         place = self._place(version)
         try:
@@ -154,7 +155,7 @@ class BlockCache:
                 with open(path, "rb") as file:
                     starts = range(0, version.size, _STEP_BYTES)
                     kept = all(self.write(version, start, file.read(_STEP_BYTES)) for start in starts)
-                if kept:
+                if kept := kept and self.present(version):
                     path.unlink()
                 return kept
             with self._reserved(page_rounded(place.sidecar_bytes) + page_rounded(version.size)):
@@ -165,7 +166,8 @@ class BlockCache:
             self._forgive(version, error, writing=True)
             return False
         self._open.drop(version)
-        with contextlib.suppress(OSError):  # it is kept by now; at worst the checksums are gone through once more
+        # It is kept by now, or evicted already; at worst the checksums are gone through once more.
+        with contextlib.suppress(OSError, CacheCorrupt):
             self._open.keep(version, BlockFile(place)).vouch()
         return True
 

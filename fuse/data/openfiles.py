@@ -65,10 +65,10 @@ class OpenFiles(Generic[Name, File]):
     def keep(self, name: Name, file: File) -> File:
         """It was just opened; the one that another thread was quicker to open."""
         with self._lock:
-            file = self._files.setdefault(name, file)
+            kept = self._files.setdefault(name, file)
             surplus = [self._files.popitem(last=False) for _ in range(len(self._files) - self._most)]
         del surplus
-        return file
+        return kept
 
     def drop(self, name: Name) -> None:
         """Let go of one; idempotent."""

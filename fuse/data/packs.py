@@ -151,11 +151,11 @@ class Packs:
         file = self._opened(self._own) if end < pack_bytes else None
         if file is not None and not file.unlinked:
             return file, end
-        (self._own,) = _NUMBER.unpack(os.urandom(_NUMBER.size))
-        self._ends[self._own] = 0
-        path = self._path(self._own)
+        (number,) = _NUMBER.unpack(os.urandom(_NUMBER.size))
+        path = self._path(number)
         self._space.make_directory(path)
         fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        self._own, self._ends[number] = number, 0
         return self.files.keep(self._own, OpenFile(fd, self._monotonic())), 0
 
     def _give_up(self, file: OpenFile, end: int) -> None:
@@ -220,7 +220,8 @@ class Packs:
             _, number, offset, crc = _ENTRY.unpack_from(shard, at)
         file = self._opened(number)
         if file is None:
-            self._forget(fingerprint)
+            if number not in self._ends:  # else another time it may be had
+                self._forget(fingerprint)
             return None
         return file, offset, crc
 

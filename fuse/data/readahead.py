@@ -72,7 +72,7 @@ class Run:
 class ReadAhead:
     """The pattern seen so far of one file. INVARIANT: at most READERS_MAX places are followed."""
 
-    __slots__ = ("_settings", "_size", "_touched", "others", "present")
+    __slots__ = ("_others", "_settings", "_size", "_touched", "present")
 
     def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
         """size: of the object, bytes."""
@@ -80,7 +80,7 @@ class ReadAhead:
         self._settings = settings
         self.present = Run()
         """The one that the last plan was for."""
-        self.others: list[Run] = []
+        self._others: list[Run] = []
         self._touched: set[int] = set()
         """Blocks of which only a part was fetched."""
 
@@ -92,11 +92,11 @@ class ReadAhead:
         stop = min(offset + size, self._size)
         reach = 2 * max(size, BLOCK_BYTES)
         if abs(offset - self.present.head) > reach:
-            known = next((run for run in self.others if abs(offset - run.head) <= reach), None)
+            known = next((run for run in self._others if abs(offset - run.head) <= reach), None)
             if known is not None:
-                self.others.remove(known)
-            self.others.append(self.present)
-            del self.others[: 1 - READERS_MAX]
+                self._others.remove(known)
+            self._others.append(self.present)
+            del self._others[: 1 - READERS_MAX]
             self.present = known or Run(stop, self._up(stop), 0)
             if known is None:
                 return Plan(self._jumped(offset, stop))

@@ -87,7 +87,7 @@ class Reader:
         self._table = PieceTable(memory_bytes)
         self._ahead = 0
         """Fetches that were begun before anybody waited for them."""
-        self._in_sequence: OrderedDict[Run, None] = OrderedDict()
+        self._in_sequence: OrderedDict[Run, ReadStream] = OrderedDict()
         """Who reads in sequence; who read last is the last."""
         self._filling = Semaphore(self.settings.fetch_limit)
         self._keeping = Keeping(cache, loop)
@@ -210,16 +210,17 @@ class Reader:
         read must be read from the disk, on the loop."""
         return self._table.half_bytes // max(1, len(self._in_sequence))
 
-    def reads_on(self, run: Run) -> None:
-        """It reads in sequence, until it has ended."""
-        self._in_sequence[run] = None
+    def reads_on(self, stream: ReadStream, run: Run) -> None:
+        """It reads in sequence, until its stream has ended."""
+        self._in_sequence[run] = stream
         self._in_sequence.move_to_end(run)
         if len(self._in_sequence) > _SHARING_MAX:
             self._in_sequence.popitem(last=False)
 
-    def ended(self, run: Run) -> None:
+    def ended(self, stream: ReadStream) -> None:
         """It reads no more. Idempotent."""
-        self._in_sequence.pop(run, None)
+        for run in [run for run, its in self._in_sequence.items() if its is stream]:
+            del self._in_sequence[run]
 
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:
         """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
@@ -365,7 +366,7 @@ class ReadStream:
             wanted, ahead = self._ahead.plan(offset, size, self._reader.share_bytes)
             if self._ahead.present.window_bytes:
                 if not self._closed:
-                    self._reader.reads_on(self._ahead.present)
+                    self._reader.reads_on(self, self._ahead.present)
                 self._table.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
             if ahead and not self._closed:
                 left_out = self._reader.start(self.version, ahead, lambda: self._closed)
@@ -384,7 +385,7 @@ class ReadStream:
     def close(self) -> None:
         """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""
         self._closed = True
-        for run in () if self._ahead is None else (self._ahead.present, *self._ahead.others):
-            self._reader.ended(run)
-        if self._ahead is None:  # the next one is received into the same memory: fresh pages took a twelfth of its time
+        if self._ahead is not None:
+            self._reader.ended(self)
+        else:  # the next one is received into the same memory: fresh pages took a twelfth of its time
             self._table.passed(self.version, 0, self.version.size)

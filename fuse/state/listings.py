@@ -31,10 +31,13 @@ class SavedListings:
         self._saved.add(fh)
 
     def load(self, fh: int) -> list[tuple[int, bytes]] | None:
-        """What was saved, or None."""
+        """What was saved, or None: a server of another version may have written it otherwise."""
         if fh not in self._saved:
             return None
-        entries = json.loads((self._directory / str(fh)).read_text())
+        try:
+            entries = json.loads((self._directory / str(fh)).read_text())
+        except (OSError, ValueError):
+            return None
         return [(kind, os.fsencode(name)) for kind, name in entries]
 
     def forget(self, fh: int) -> None:

@@ -98,8 +98,10 @@ class Many:
                     info = describe(wanted.key, answer.headers, wanted.size)
                     if info.etag in {"", wanted.etag}:
                         told = answer.body, info
-            except StoreError as error:
+            except (DeadlineExceeded, Unreachable) as error:
                 failure = error
+            except StoreError:
+                pass  # who asks for it is told
             sink(wanted, told)
             return failure
 

@@ -215,12 +215,13 @@ class Renames:
             if isinstance(source, Directory):
                 resolver.counted(old_parent, -1)
                 resolver.counted(directory, 1)
-            listing = old_parent.listing
+            without = old_parent.listing
             if target is not None:
                 await self._changes.let_go(target)
             self._uploads.record(source)
             if old_target_key and old_target_key != source.key:
                 await core.remove(old_target_key)
+            listing = without
             yield
         except (StoreError, OSError):
             core.db.end(intent)

@@ -255,7 +255,9 @@ class Files:
         if node.handles == 0:
             if not self._core.passthrough.returned(node.ino):
                 self._spare_pages(node)
-            if (node.staged is not None or node.unlinked_key) and not self._uploads.waits(node):
+            # What it waits for may just be ending: then it is looked at again with the lock held.
+            left = node.lock.locked or not self._uploads.waits(node)
+            if left and (node.staged is not None or node.unlinked_key):
                 await self._finish(node)
         self._core.nodes.drop_unused(node)
 

@@ -157,8 +157,8 @@ class Copies:
             if not meant:
                 after = page.objects[-1].key
                 continue
-            has = {key: copy.original for key, copy in self.made.items()}
-            late = [found for found in meant if has.get(self._new_key(found)) != found.etag]
+            made = [self.made.get(self._new_key(found)) for found in meant]
+            late = [one for one, copy in zip(meant, made, strict=True) if copy is None or copy.original != one.etag]
             await self._copy_all(late, keep_newer=False)
             failures = await self._core.remove_many([found.key for found in meant])
             if failures:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from datastore.errors import DatastoreError
 from datastore.logs import fields
@@ -102,8 +102,11 @@ class Upkeep:
         self._dir_cache.expire()
         self.send_due(self._core.clock.monotonic())
         if self._round is None or self._round.done:
-            self._core.db.drop_forgotten()
-            self._round = self._core.loop.background(self.publish())
+            self._round = self._core.loop.background(self._go_round())
+
+    async def _go_round(self) -> None:
+        await self.publish()
+        self._core.db.drop_forgotten()
 
     # -- behind a close
 
@@ -166,7 +169,7 @@ class Upkeep:
 
     async def _send(self, node: Node | None) -> None:
         try:
-            async with self._places:
+            async with self._places if node is not None else nullcontext():
                 if self._stopping:
                     return
                 if node is None:

@@ -218,14 +218,38 @@ def test_adopt_takes_the_file_over(
     assert {each.suffix for each in fresh.objects("*.*")} == {".data", ".blocks"}
 
 
-def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(fresh: Caches, tmp_path: Path) -> None:
-    cache, staged = fresh(), tmp_path / "staged"
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(
+    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+) -> None:
+    """Nothing makes room for one that finds none."""
+    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
+    cache, file, body = put(fresh(), 5 * BLOCK_BYTES)
+    staged = tmp_path / "staged"
     staged.write_bytes(b"12345")
     assert not cache.adopt(version(6), staged)
     assert staged.read_bytes() == b"12345"
     os.truncate(staged, LIMIT + 1)
     assert not cache.adopt(version(LIMIT + 1), staged)
+    assert staged.stat().st_size == LIMIT + 1
     assert not cache.adopt(version(5), tmp_path / "absent")
+    assert cache.read(file, 0, len(body)) == body
+
+
+def test_adopt_bears_that_another_process_evicts_at_once(
+    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is the cache's by then, and so it is gone."""
+    made = create_files
+
+    def evicted(place: Place, records: bytes, path: Path) -> None:
+        made(place, records, path)
+        Path(f"{place.stem}.data").unlink()
+
+    monkeypatch.setattr(blockcache, "create_files", evicted)
+    (tmp_path / "staged").write_bytes(content(5 * BLOCK_BYTES))
+    assert fresh().adopt(version(5 * BLOCK_BYTES), tmp_path / "staged")
+    assert not (tmp_path / "staged").exists()
 
 
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES + 17, 4 * BLOCK_BYTES + 2])

@@ -132,11 +132,11 @@ def test_several_readers_of_one_file_are_told_apart() -> None:
         for start in (0, 20 * MIB, 40 * MIB, 60 * MIB):
             ahead += sum(stop - begin for begin, stop in readers.plan(start + step * MIB, MIB).ahead)
     assert ahead >= 4 * 8 * MIB, "each is followed"
-    assert len(readers.others) < READERS_MAX
+    assert len(readers._others) < READERS_MAX
 
 
 def test_random_readers_get_nothing_ahead_and_are_not_remembered_without_end() -> None:
     readers, places = ReadAhead(BIG), random.Random(3)
     for _ in range(200):
         assert readers.plan(places.randrange(BIG // MIB // 2) * 2 * MIB + 300 * 1024, 4096).ahead == ()
-    assert len(readers.others) < READERS_MAX
+    assert len(readers._others) < READERS_MAX

@@ -14,7 +14,7 @@ from datastore.errors import CorruptBody, NotFound, PreconditionFailed, ServerFa
 from datastore.fuse import loop as loop_module
 from datastore.fuse.data import cachespace
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.readahead import ReadSettings
+from datastore.fuse.data.readahead import READERS_MAX, ReadSettings
 from datastore.fuse.data.reader import Read, Reader, ReadStream
 from datastore.fuse.loop import Loop, Task, all_of, now
 from datastore.fuse.store.base import ByteRange, ObjectVersion
@@ -331,8 +331,12 @@ def test_readers_in_sequence_share_the_memory_so_that_none_loses_what_was_read_a
             assert read(stream, offset, MIB) == BODY[offset : offset + MIB]
             settle(reader)
     assert store.fetched_bytes == len(streams) * BIG
+    for place in range(READERS_MAX + 1):  # many places of one file are forgotten with it
+        read(streams[1], (1 + place) * MIB, 4096)
+        read(streams[1], (1 + place) * MIB + 4096, MIB // 4)
     for stream in streams[1:]:
         stream.close()
+    assert read(streams[0], BIG - 10, 10) == BODY[-10:]
     assert reader.share_bytes == 16 * MIB
 
 

@@ -361,6 +361,13 @@ def test_what_is_no_body_of_the_version_is_left_to_who_asks_for_it(kind: str, cl
 
 
 @promise("S-150")
+def test_a_server_that_was_busy_for_a_while_gives_the_rest(client_of: Connect) -> None:
+    busy = iter([http(503)] * 20)
+    with ScriptedServer(Bucket(lambda key, _number: next(busy, None) or body_of(key))) as server:
+        assert sum(body == BODY for body in got(client_of(server.port)).values()) == len(VERSIONS) - 20
+
+
+@promise("S-150")
 @pytest.mark.parametrize("error", [Unreachable, DeadlineExceeded])
 def test_without_a_server_the_rest_is_not_asked_for(error: type[StoreError], client_of: Connect) -> None:
     """Nobody waits for these, so nothing is tried for long."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from datastore.errors import AccessDenied
+from datastore.errors import AccessDenied, ServerFault
 from datastore.fuse.ops import Fh
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
@@ -74,6 +74,30 @@ def test_a_node_whose_upload_was_retried_can_be_forgotten(world: World, one: Cli
     one.faulty.plan = no_faults
     assert resolve(one.fs.flush_all()) == []
     assert ino not in one.fs.core.nodes.by_ino
+
+
+@promise("S-19")
+def test_a_last_close_beside_a_flush_that_was_interrupted_leaves_nothing(world: World, one: Client) -> None:
+    """The kernel sends it while the task of the flush runs on, and this one succeeds."""
+    refuse_writes(one)
+    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(b"precious")
+    ino = one.local.stat("f").ino
+    with pytest.raises(ServerFault):
+        resolve(one.fs.flush(ino, file._fh))
+    one.faulty.plan = no_faults
+
+    async def closed() -> None:
+        flush = one.fs.core.loop.background(one.fs.flush(ino, file._fh))
+        await one.fs.core.loop.pause()
+        await one.fs.release(ino, file._fh)
+        await flush
+
+    resolve(closed())
+    one.fs.forget(ino, 1 << 30)
+    assert world.body("f") == b"precious"
+    assert ino not in one.fs.core.nodes.by_ino
+    one.nothing_left()
 
 
 @promise("S-20")

@@ -217,6 +217,22 @@ def test_a_directory_that_is_being_read_goes_on_over_a_restart(world: World, cli
 
 
 @promise("S-58")
+@pytest.mark.parametrize("written", [b"", b"\xff\x00older"])
+def test_a_directory_whose_names_an_older_server_wrote_otherwise_is_listed_anew(
+    world: World, client: Client, written: bytes
+) -> None:
+    world.put_all(["d/a", "d/b"])
+    ino = client.local.lookup("d").ino
+    fh = resolve(client.fs.opendir(ME, ino)).fh
+    assert len(resolve(client.fs.readdir(ino, fh, 0, Room(3), False))) == 3
+    (saved,) = (client.fs.core.staging_dir.parent / "listings").iterdir()
+    saved.write_bytes(written)
+    client = client.again(resumed=True)
+    assert [line.name for line in resolve(client.fs.readdir(ino, fh, 3, Room(12), False))] == [b"b"]
+    client.fs.releasedir(ino, fh)
+
+
+@promise("S-58")
 def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World, client: Client) -> None:
     """At whatever call the server dies."""
     for number in range(20):
