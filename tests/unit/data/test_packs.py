@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -249,6 +250,15 @@ def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
     assert held(one) == set()
     known = one._packs
     assert (known._ends, any(known._shards.values())) == ({}, False)
+
+
+def test_a_pack_that_can_not_be_opened_now_is_held_another_time(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keep(fresh(), "k0")
+    cache = fresh()
+    with monkeypatch.context() as patched:
+        patched.setattr(Packs, "_open_pack", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+        assert held(cache) == set()
+    assert held(cache) == {"k0"}
 
 
 def test_what_was_evicted_is_no_longer_learned_of(fresh: Caches) -> None:
