@@ -219,7 +219,7 @@ class Reader:
 
     def ended(self, stream: ReadStream) -> None:
         """It reads no more. Idempotent."""
-        for run in [run for run, its in self._in_sequence.items() if its is stream]:
+        for run in [run for run, reading in self._in_sequence.items() if reading is stream]:
             del self._in_sequence[run]
 
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:

@@ -169,6 +169,7 @@ class Upkeep:
 
     async def _send(self, node: Node | None) -> None:
         try:
+            # What failed before is tried again beside what is closed, not behind it.
             async with self._places if node is not None else nullcontext():
                 if self._stopping:
                     return
