@@ -130,7 +130,7 @@ class BlockCache:
             absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
             pack_bytes = max(PACK_BYTES_MIN, min(PACK_BYTES, self._space.limit_bytes // 32))
             for group in in_groups(absent, pack_bytes):
-                with self._reserved(self._packs.growth(group, pack_bytes)):
+                with self._packs.appending, self._reserved(self._packs.growth(group, pack_bytes)):
                     self._packs.append(group, pack_bytes)
             return True
         except OSError as error:

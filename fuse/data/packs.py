@@ -66,7 +66,7 @@ class Packs:
         """Touches no disk."""
         self._space = space
         self._monotonic = monotonic
-        self._appending = threading.Lock()
+        self.appending = threading.Lock()
         """For who adds packs or makes them longer; taken before _lock."""
         self._lock = threading.Lock()
         """For what is remembered."""
@@ -105,24 +105,26 @@ class Packs:
         return [Small(one, crc32(body, crc32(name)), body) for one, name, body in named if not self._is_kept(one)]
 
     def growth(self, smalls: Sequence[Small], pack_bytes: int) -> int:
-        """How many more bytes of disk append() will take."""
+        """How many more bytes of disk append() will take. Call with `appending` held until then."""
         end = self._ends.get(self._own, 0)
         end = end if end < pack_bytes else 0
         return page_rounded(end + _size_of(smalls)) - page_rounded(end)
 
     def append(self, smalls: Sequence[Small], pack_bytes: int) -> None:
-        """Keep one of in_groups(). pack_bytes: a pack of this size and more is full. OSError: none is kept."""
+        """Keep one of in_groups(). pack_bytes: a pack of this size and more is full. OSError: none is kept.
+
+        Call with `appending` held.
+        """
         rows = b"".join([_ROW.pack(one.fingerprint, len(one.body), one.crc) for one in smalls])
         head = _HEAD.pack(_MAGIC, len(smalls), crc32(rows))
-        with self._appending:
-            file, start = self._appendable(pack_bytes)
-            at, end = start + len(head) + len(rows), start + _size_of(smalls)
-            try:
-                _write(file.fd, [head, rows, *(one.body for one in smalls)], start, end)
-            except OSError:
-                self._give_up(file, start)
-                raise
-            self._remember(self._own, _Group(rows, at, end))
+        file, start = self._appendable(pack_bytes)
+        at, end = start + len(head) + len(rows), start + _size_of(smalls)
+        try:
+            _write(file.fd, [head, rows, *(one.body for one in smalls)], start, end)
+        except OSError:
+            self._give_up(file, start)
+            raise
+        self._remember(self._own, _Group(rows, at, end))
 
     def learn(self, within_s: float, *, when_due: bool = False) -> None:
         """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError.
@@ -132,7 +134,7 @@ class Packs:
         if when_due and self._monotonic() < self._learn_due_s:
             return
         self._learn_due_s = self._monotonic() + TOUCH_S
-        with self._appending:
+        with self.appending:
             until_s = self._monotonic() + within_s
             listed = self._listed()
             for number in self._ends.copy().keys() - {number for _, number, _ in listed}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -128,6 +129,13 @@ def test_what_one_system_call_writes() -> None:
     assert [len(group) for group in in_groups(smalls, 1 << 20)] == [500, 500, 200]
     assert [len(group) for group in in_groups(smalls[:7], 20)] == [2, 2, 2, 1]
     assert [len(group) for group in in_groups(smalls[:2], 5)] == [1, 1]
+
+
+def test_what_several_threads_keep_at_once_is_counted_as_the_disk_does(fresh: Caches) -> None:
+    cache, many = fresh(), [ObjectVersion(f"n{number}", ETag("e"), 1900) for number in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda one: cache.write(one, 0, bytes(1900)), many))
+    assert cache.usage()[0] == fresh.on_disk()
 
 
 @pytest.mark.parametrize("limit", [32 << 10, 256 << 10, 2 << 20])
