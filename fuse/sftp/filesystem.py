@@ -512,8 +512,8 @@ class SFTPFilesystem(FileServerFilesystem):
         return FSError(errno.EISDIR) if to_directory else error
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
-        """EOPNOTSUPP: SFTP does not tell which two names are one file."""
-        raise FSError(errno.EOPNOTSUPP)
+        """EPERM: SFTP does not tell which two names are one file."""
+        raise FSError(errno.EPERM)
 
     async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""

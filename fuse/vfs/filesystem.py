@@ -105,8 +105,8 @@ class DatastoreFilesystem:
         self.core.nodes.forget(ino, nlookup)
 
     async def link(self, caller: ops.Caller, ino: ops.Ino, new_parent: ops.Ino, new_name: bytes) -> ops.Entry:
-        """An object has one key: EOPNOTSUPP (S-10)."""
-        raise ops.FSError(errno.EOPNOTSUPP)
+        """An object has one key: EPERM (S-10), by which programs know that they have to do without."""
+        raise ops.FSError(errno.EPERM)
 
     async def statfs(self, ino: ops.Ino) -> ops.StatFs:
         """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""

@@ -278,7 +278,7 @@ def test_links_that_are_refused(one: Client) -> None:
     failing(errno.ENAMETOOLONG, one.local.symlink, b"x" * 4096, "x")
     one.local.write("f", b"x")
     failing(errno.EINVAL, one.local.readlink, "f")
-    failing(errno.EOPNOTSUPP, resolve, one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g"))
+    failing(errno.EPERM, resolve, one.fs.link(ME, one.local.stat("f").ino, ROOT_INO, b"g"))
 
 
 @promise("S-06")
