@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +59,7 @@ class Place(NamedTuple):
 
 def write_manifest(path: Path, server: Server, bucket: str, **changes: str) -> None:
     values = {"endpoint": server.endpoint, "bucket": bucket, "key": server.access_key, "secret": server.secret_key}
-    values |= {"extra": ""} | changes
+    values |= changes
     path.write_text(
         """
 apiVersion: datastore.dev/v1alpha1
@@ -68,14 +67,14 @@ kind: Datastore
 metadata: {{name: data}}
 spec:
   metadataTTL: 1s
-  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys{extra}}}
+  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys}}
 ---
 apiVersion: datastore.dev/v1alpha1
 kind: Datastore
 metadata: {{name: again}}
 spec:
   readOnly: true
-  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys{extra}}}
+  s3: {{bucket: {bucket}, endpoint: "{endpoint}", credentialsSecret: keys}}
 ---
 apiVersion: v1
 kind: Secret
@@ -150,12 +149,15 @@ def test_metrics_at_what_is_no_address_is_wrong_usage(place: Place) -> None:
 def test_all_mounts_end_at_once_but_for_what_is_used(place: Place, tmp_path: Path) -> None:
     """Of two, one with an open file: the other one goes, and the first says who uses it."""
     place.run("mount", place.manifest, "data", place.directory)
-    place.run("mount", place.manifest, "again", tmp_path / "two")
     (place.directory / "a.txt").write_text("hello")
-    with (place.directory / "a.txt").open():
+    place.run("mount", place.manifest, "again", tmp_path / "two")
+    assert (tmp_path / "two/a.txt").read_text() == "hello"
+    with (place.directory / "a.txt").open() as file:
         done = place.run("umount", "--all")
         assert (done.returncode, f"pid {os.getpid()}" in done.stderr) == (5, True), done.stderr
+        assert str(place.directory) in done.stderr
         assert not (tmp_path / "two").exists()
+        assert file.read() == "hello"
     assert place.run("umount", "--all").returncode == 0
     assert place.run("umount", "--all").returncode == 0, "there is none left"
     assert mounted_below(tmp_path) == []
@@ -172,8 +174,10 @@ def test_a_mount_takes_the_place_of_another_one(place: Place, tmp_path: Path, cr
         for pid in (told["supervisorPid"], told["serverPid"]):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: json.loads(place.run("list", "-o", "json").stdout)[0]["state"] == "crashed")
+        assert f"datastore umount {place.directory}" in place.run("doctor").stdout
+    words = "has crashed" if crashed else "is mounted there already"
     refused = place.run("mount", place.manifest, "again", place.directory)
-    assert (refused.returncode, "is mounted there already" in refused.stderr) == (5, not crashed), refused.stderr
+    assert (refused.returncode, words in refused.stderr) == (5, True), refused.stderr
     done = place.run("mount", "--replace", place.manifest, "again", place.directory)
     assert done.returncode == 0, done.stderr
     assert (place.directory / "a.txt").read_text() == "hello"
@@ -200,21 +204,8 @@ def test_what_is_not_uploaded_is_sent_on_demand(place: Place) -> None:
     assert place.stored() == ["a.txt"]
 
 
-def test_the_secret_key_is_in_no_file_argument_or_environment(place: Place, tmp_path: Path) -> None:
-    place.run("mount", place.manifest, "data", place.directory)
-    (place.directory / "a.txt").write_text("hello")
-    told = json.loads(place.run("status", "data", "-o", "json").stdout)
-    walked = (*os.walk(tmp_path / "state"), *os.walk(tmp_path / "cache"))
-    kept = [path for at, _, names in walked for name in names if (path := Path(at, name)).is_file()]
-    facts = [
-        Path(f"/proc/{told[pid]}", name) for pid in ("supervisorPid", "serverPid") for name in ("cmdline", "environ")
-    ]
-    secret = place.server.secret_key.encode()
-    assert kept
-    assert [path for path in (*kept, *facts) if secret in content(path)] == []
-
-
-def test_status_tells_what_the_server_does(place: Place) -> None:
+def test_status_tells_what_is_documented_and_the_secret_key_is_nowhere(place: Place, tmp_path: Path) -> None:
+    """In no file, argument or environment."""
     place.run("mount", place.manifest, "data", place.directory)
     (place.directory / "a.txt").write_text("hello")
     told = json.loads(place.run("status", place.directory, "-o", "json").stdout)
@@ -223,6 +214,14 @@ def test_status_tells_what_the_server_does(place: Place) -> None:
     documented = (Path(CHECKOUT) / "docs/reference/cli.md").read_text()
     assert {key for key in told if f"`{key}`" not in documented} == set()
     assert place.run("status").stdout.startswith("data\n")
+    walked = (*os.walk(tmp_path / "state"), *os.walk(tmp_path / "cache"))
+    kept = [path for at, _, names in walked for name in names if (path := Path(at, name)).is_file()]
+    facts = [
+        Path(f"/proc/{told[pid]}", name) for pid in ("supervisorPid", "serverPid") for name in ("cmdline", "environ")
+    ]
+    secret = place.server.secret_key.encode()
+    assert kept
+    assert [path for path in (*kept, *facts) if secret in content(path)] == []
 
 
 def test_warm_fills_the_cache(place: Place) -> None:
@@ -236,51 +235,6 @@ def test_warm_fills_the_cache(place: Place) -> None:
     assert json.loads(place.run("status", "again", "-o", "json").stdout)["cache"]["bytes"] >= 50_000
 
 
-def test_two_datastores_of_one_bucket_see_each_other(place: Place, tmp_path: Path) -> None:
-    place.run("mount", place.manifest, "data", place.directory)
-    (place.directory / "a.txt").write_text("hello")
-    assert place.run("mount", place.manifest, "again", tmp_path / "two").returncode == 0
-    assert (tmp_path / "two" / "a.txt").read_text() == "hello"
-    with pytest.raises(OSError, match="Read-only file system"):
-        (tmp_path / "two" / "b.txt").write_text("no")
-    assert place.run("umount", "again").returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "says"),
-    [
-        ({"secret": "wrong-secret-key"}, 3, "SignatureDoesNotMatch"),
-        ({"key": "nobody"}, 3, "access key"),
-        ({"bucket": "no-such-bucket-here"}, 4, "NoSuchBucket"),
-        ({"endpoint": "http://127.0.0.1:1"}, 4, "http://127.0.0.1:1"),
-    ],
-)
-def test_what_is_wrong_is_said_within_five_seconds_and_nothing_is_mounted(
-    place: Place, change: dict[str, str], code: int, says: str
-) -> None:
-    write_manifest(place.manifest, place.server, **{"bucket": place.bucket, **change})
-    started = time.monotonic()
-    done = place.run("mount", place.manifest, "data", place.directory)
-    took_s = time.monotonic() - started
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert says in done.stderr
-    assert "wrong-secret-key" not in done.stderr
-    assert not place.directory.exists()
-    assert place.run("list", "-o", "json").stdout == "[]\n"
-    # 5 s for the storage; the rest is for two interpreters to start on a busy machine. Requests are tried for 60 s.
-    assert took_s < 45
-
-
-def test_a_bucket_is_created_when_asked_for(place: Place) -> None:
-    bucket = f"new-{uuid.uuid4().hex[:12]}"
-    write_manifest(place.manifest, place.server, bucket, extra=", create: true")
-    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
-    assert bucket in [each["Name"] for each in boto_client(place.server).list_buckets()["Buckets"]]
-
-
 def test_run_passes_on_the_exit_code_and_uploads(place: Place) -> None:
     body = f"echo hi > {place.directory}/a.txt && ln -s a.txt {place.directory}/latest && exit 7"
     done = place.run("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
@@ -289,55 +243,25 @@ def test_run_passes_on_the_exit_code_and_uploads(place: Place) -> None:
     assert not place.directory.exists()
 
 
-def test_run_of_a_signalled_command_leaves_nothing(place: Place, tmp_path: Path) -> None:
-    body = f"touch {place.directory}/started; exec sleep 60"
-    process = place.start("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
-    eventually(lambda: "started" in place.stored())
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert mounted_below(tmp_path) == []
-    assert not place.directory.exists()
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 3.0])
-def test_ctrl_c_at_any_moment_leaves_no_mount(place: Place, tmp_path: Path, delay_s: float) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 0.9, 1.2, 1.5, 2.0, 3.0, None])
+def test_ctrl_c_at_any_moment_leaves_no_mount(place: Place, tmp_path: Path, delay_s: float | None) -> None:
+    """None: when the command runs, however slow the machine is."""
     mounts = ["--mount", f"data={place.directory}", "--mount", f"again={tmp_path}/two"]
-    process = place.start("run", "-f", place.manifest, *mounts, "--", "sleep", "60")
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(delay_s)
+    body = f"touch {place.directory}/started; exec sleep 60"
+    process = place.start("run", "-f", place.manifest, *mounts, "--", "sh", "-c", body)
+    if delay_s is None:
+        eventually(lambda: "started" in place.stored())
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(delay_s)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=PATIENCE_S)
     # An interpreter that is interrupted before it runs any program has an exit code of its own.
-    assert process.returncode in (130, -signal.SIGINT) or "Fatal Python error: init_" in said[1], said
+    begun = delay_s is not None and (process.returncode == -signal.SIGINT or "Fatal Python error: init_" in said[1])
+    assert process.returncode == 130 or begun, said
     assert mounted_below(tmp_path) == []
     assert not place.directory.exists()
     assert place.run("list", "-o", "json").stdout == "[]\n"
-
-
-def test_a_busy_directory_is_not_unmounted_behind_its_user(place: Place) -> None:
-    place.run("mount", place.manifest, "data", place.directory)
-    (place.directory / "a.txt").write_text("hello")
-    with (place.directory / "a.txt").open() as file:
-        done = place.run("umount", "data")
-        assert done.returncode == 5
-        assert str(place.directory) in done.stderr
-        assert file.read() == "hello"
-    assert place.run("umount", "data").returncode == 0
-
-
-def test_a_crashed_mount_is_listed_and_can_be_removed(place: Place) -> None:
-    place.run("mount", place.manifest, "data", place.directory)
-    told = json.loads(place.run("status", "data", "-o", "json").stdout)
-    for pid in (told["supervisorPid"], told["serverPid"]):
-        os.kill(pid, signal.SIGKILL)
-    eventually(lambda: json.loads(place.run("list", "-o", "json").stdout)[0]["state"] == "crashed")
-    refused = place.run("mount", place.manifest, "data", place.directory)
-    assert refused.returncode == 5
-    assert "has crashed" in refused.stderr
-    assert f"datastore umount {place.directory}" in place.run("doctor").stdout
-    assert place.run("umount", place.directory).returncode == 0
-    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
 
 
 def test_foreground_ends_with_ctrl_c(place: Place) -> None:
@@ -391,33 +315,6 @@ def test_a_local_directory_is_bound_for_root_and_refused_to_others(place: Place,
     assert place.run("umount", "here").returncode == 0
     assert not place.directory.exists()
     assert (source / "a.txt").exists()
-
-
-def test_changes_that_can_not_be_uploaded_are_kept_listed_and_sent_later(place: Place) -> None:
-    place.run("mount", place.manifest, "data", place.directory)
-    file = (place.directory / "a.txt").open("w")
-    file.write("precious")
-    shutil.rmtree(Path(place.server.data_dir, place.bucket))
-    with pytest.raises(OSError, match="Input/output error"):
-        file.close()
-    (dirty,) = json.loads(place.run("status", "data", "-o", "json").stdout)["dirty"]
-    assert dirty["path"].endswith("a.txt")
-    assert "NoSuchBucket" in dirty["error"]
-    refused = place.run("umount", "data")
-    assert refused.returncode == 6
-    assert "still mounted, because not everything is uploaded" in refused.stderr
-    assert place.run("umount", "--force", "data").returncode == 6
-    assert not place.directory.exists()
-    (listed,) = json.loads(place.run("list", "-o", "json").stdout)
-    assert (listed["state"], listed["unsent"]) == ("not mounted", 1)
-    assert "files are not uploaded" in place.run("doctor").stdout
-    make_bucket(place.server, place.bucket)
-    assert place.run("mount", place.manifest, "data", place.directory).returncode == 0
-    assert (place.directory / "a.txt").read_text() == "precious"
-    assert place.run("umount", "data").returncode == 0
-    client = boto_client(place.server)
-    assert client.get_object(Bucket=place.bucket, Key="a.txt")["Body"].read() == b"precious"
-    assert place.run("list", "-o", "json").stdout == "[]\n"
 
 
 def test_run_never_hides_a_failed_upload(place: Place) -> None:

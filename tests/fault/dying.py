@@ -43,6 +43,7 @@ class Mortal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []
         self._last: int | None = None
+        self._after = False
         for owner, name in _LASTING:
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name), name.strip("_")))
         monkeypatch.setattr(StateDb, "_transaction", self._transaction(StateDb._transaction))
@@ -61,9 +62,9 @@ class Mortal:
         """Whether it came to its end."""
         return self._last is not None and len(self.steps) > self._last
 
-    def dies_at(self, world: FaultWorld, n: int | None) -> None:
-        """Before the n-th step from now on (from 0); None: never."""
-        self.steps, self._last = [], n
+    def dies_at(self, world: FaultWorld, n: int | None, *, after: bool = False) -> None:
+        """Before the n-th step from now on (from 0); after: once that, a store call, took effect. None: never."""
+        self.steps, self._last, self._after = [], n, after
         world.faulty.plan = self._plan
 
     def steps_of(self, scenario: Scenario, directory: Path) -> list[str]:
@@ -108,11 +109,11 @@ class Mortal:
 
     def _plan(self, index: int, method: str) -> Fault | None:
         self._step(method)
-        return None
+        return Fault(Died(), after=True) if self.dead else None
 
     def _step(self, name: str) -> None:
         self.steps.append(name)
-        if self.dead:
+        if self.dead and not (self._after and len(self.steps) == (self._last or 0) + 1):
             raise Died
 
     def _counted(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:

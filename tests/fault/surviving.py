@@ -1,9 +1,9 @@
-"""The server dies at a store call; as the kernel and the supervisor have it, a new one takes over, asked again."""
+"""The server dies; as the kernel and the supervisor have it, a new one takes over, asked again."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +12,9 @@ from datastore.fuse.kernel.dispatch import Header, Operation, call_again
 from datastore.fuse.kernel.wire import CreateRequest
 from datastore.fuse.ops import Caller, Filesystem
 from tests.driving import resolve
+from tests.fault.dying import Mortal
 from tests.fault.worlds import FaultWorld
-from tests.faulty import Fault, Plan, no_faults
+from tests.faulty import Plan, no_faults
 from tests.mounted import Died
 
 _AGAIN = {
@@ -33,11 +34,10 @@ _AGAIN = {
 class Surviving:
     """Serves the methods of ops.Filesystem by whichever server lives. plan_next: the faults of the one that follows."""
 
-    def __init__(self, world: FaultWorld) -> None:
-        self._world = world
-        self.plan_next: Plan = no_faults
-        self.dying = False
-        """A thread of the server met its end; a request that waits for nothing of it may be answered all the same."""
+    def __init__(self, world: FaultWorld, mortal: Mortal, plan_next: Plan = no_faults) -> None:
+        self._world, self._mortal, self._plan_next = world, mortal, plan_next
+        self.found: Mapping[str, bytes] = {}
+        """What was in the bucket when the server died."""
         self.recovery_calls = 0
         """Store calls of the new server before it answers."""
 
@@ -56,23 +56,11 @@ class Surviving:
 
         return call
 
-    def dies_at(self, n: int, *, after: bool) -> None:
-        """The server dies at its n-th store call from now on, before or after that took effect."""
-        at = len(self._world.faulty.calls) + n
-
-        def plan(index: int, method: str) -> Fault | None:
-            if index < at:
-                return None
-            self.dying = True
-            return Fault(Died(), after and index == at)
-
-        self._world.faulty.plan = plan
-
     def restart(self) -> None:
         """A new server over the same state directory."""
-        self._world.release()
-        self.dying = False
-        self._world.build(self.plan_next, resumed=True)
+        self.found = self._world.keys()
+        self._mortal.bury(self._world)
+        self._world.build(self._plan_next, resumed=True)
         self.recovery_calls = len(self._world.faulty.calls)
 
     def _again(self, name: str, arguments: tuple[Any, ...]) -> Any:

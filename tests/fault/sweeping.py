@@ -50,6 +50,11 @@ EFFECTS = {"precondition": (False,), "throttled": (False,), "truncated": (False,
 
 LOOKING = {"head", "get", "list_page", "pending_uploads"}
 """Calls that change nothing: before and after their effect are the same."""
+CHANGING = {
+    *("put", "copy", "delete", "delete_many", "set_legal_hold"),
+    *("create_upload", "upload_part", "upload_part_copy", "complete_upload", "abort_upload"),
+}
+"""Calls that change something."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""For each n: the process dies before its n-th lasting step: a store call, or a change of what is on the local disk.
+"""For each n: the process dies before its n-th lasting step (a store call, or a change of what is on the local disk),
+or after it, where that is a store call.
 
 And for each m: whoever takes over dies, or fails, at its m-th.
 """
@@ -8,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -19,10 +21,20 @@ from tests.driving import resolve
 from tests.fault.dying import Mortal
 from tests.fault.scenarios import BEHIND, LARGE, NEW, SCENARIOS, TREE, Scenario, opened, rename, unlink, without, write
 from tests.fault.surviving import Surviving
-from tests.fault.sweeping import ERRORS, mend, same_but_markers, small_parts
+from tests.fault.sweeping import (
+    CHANGING,
+    ERRORS,
+    LOOKING,
+    Tried,
+    mend,
+    nothing_foreign,
+    same_but_markers,
+    small_parts,
+)
 from tests.fault.worlds import FaultWorld, fault_world
-from tests.faulty import from_nth, no_faults, nth
+from tests.faulty import Plan, from_nth, no_faults, nth
 from tests.localfs import LocalFs
+from tests.model.world import outcome
 from tests.mounted import Died, no_writes
 from tests.promises import promise
 
@@ -78,40 +90,88 @@ def whole(left: Mapping[str, bytes], scenario: Scenario) -> dict[str, bytes]:
     return {key: scenario.after[key] if begun(key, body) else body for key, body in left.items()}
 
 
-class _Kernel(Surviving):
-    def __init__(self, world: FaultWorld, mortal: Mortal) -> None:
-        super().__init__(world)
-        self._mortal = mortal
-        self.found: Mapping[str, bytes] = {}
-        """What was in the bucket when the server died."""
+class _Survived(NamedTuple):
+    """What became of a scenario whose server died. followed: the store calls of the next one until all worked again."""
 
-    def restart(self) -> None:
-        """A new server over the same state directory."""
-        self.found = self._world.keys()
-        self._mortal.bury(self._world)
-        self._world.build(resumed=True)
+    prepared: Any
+    failed: int
+    recovery_calls: int
+    followed: list[str]
+
+
+def survived(
+    world: FaultWorld, scenario: Scenario, mortal: Mortal, n: int, *, after: bool, plan: Plan = no_faults
+) -> _Survived:
+    """It dies at its n-th step, and another one, with these faults, resumes its mount."""
+    kernel = Surviving(world, mortal, plan)
+    local = LocalFs(cast(Filesystem, kernel))
+    prepared = scenario.prepare(local)
+    mortal.dies_at(world, n, after=after)
+
+    def act() -> None:
+        with contextlib.suppress(Died):  # on a thread of the server's own: no request was under way
+            scenario.act(local, prepared)
+        if mortal.dead:
+            kernel.restart()
+
+    failed = outcome(act)
+    mortal.dies_at(world, None)
+    followed = world.heal()
+    world.check()
+    return _Survived(prepared, failed, kernel.recovery_calls, followed)
+
+
+BEFORE_AFTER = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 
 
 @promise("S-41", "S-58")
+@BEFORE_AFTER
 @pytest.mark.parametrize("scenario", ALL, ids=lambda scenario: scenario.name)
-def test_a_new_server_goes_on(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees an error, and what was replaced or removed never comes back."""
+def test_a_new_server_goes_on(scenario: Scenario, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in flight is done once, nobody sees an error, and what was replaced or removed never comes back."""
     mortal = Mortal(monkeypatch)
     for n, step in enumerate(mortal.steps_of(scenario, tmp_path / "healthy")):
-        where = f"killed before step {n} ({step})"
+        if after and step not in CHANGING:
+            continue
+        where = f"killed {'after' if after else 'before'} step {n} ({step})"
         with fault_world(tmp_path / str(n), scenario.before, mount=scenario.mount) as world:
-            kernel = _Kernel(world, mortal)
-            local = LocalFs(cast(Filesystem, kernel))
-            prepared = scenario.prepare(local)
-            mortal.dies_at(world, n)
-            with contextlib.suppress(Died):  # on a thread of the server's own: no request was under way
-                scenario.act(local, prepared)
-            if mortal.dead:
-                kernel.restart()
-            mortal.dies_at(world, None)
-            world.heal()
-            world.check()
-            mend(world, scenario, prepared, where, failed=False, new_process=False, killed=True)
+            seen = survived(world, scenario, mortal, n, after=after)
+            assert not seen.failed, where
+            mend(world, scenario, seen.prepared, where, failed=False, new_process=False, killed=True)
+
+
+@promise("S-27", "S-58", "S-66")
+@BEFORE_AFTER
+@pytest.mark.parametrize("scenario", [one for one in SCENARIOS if one.moves], ids=lambda scenario: scenario.name)
+def test_resuming_survives_faults(
+    scenario: Scenario, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that resumes fails at its m-th call, once or for good: an error at the most.
+
+    In each way at each call after the kill that leaves the most to do;
+    after the others at one, because of the line.
+    """
+    mortal = Mortal(monkeypatch)
+    kills = mortal.steps_of(scenario, tmp_path / "healthy")
+    left: dict[int, int] = {}
+    for n, step in enumerate(kills):
+        if step in CHANGING or (step in LOOKING and not after):
+            with fault_world(tmp_path / f"{n}", scenario.before, mount=scenario.mount) as world:
+                left[n] = survived(world, scenario, mortal, n, after=after).recovery_calls
+    for n, calls in left.items():
+        most = n == max(left, key=lambda each: left[each])
+        kinds = list(ERRORS) if most else ["unreachable"]
+        at = range(calls) if most or not calls else [n % calls]
+        tried: dict[tuple[int, str], Tried] = defaultdict(Tried)
+        for make, m, kind in itertools.product((nth, from_nth), at, kinds):
+            if tried[m, kind].same(lasting=make is from_nth):
+                continue
+            where = f"killed {'after' if after else 'before'} step {n} ({kills[n]}), then {make.__name__} {m}: {kind}"
+            with fault_world(tmp_path / f"{n}-{m}", scenario.before, mount=scenario.mount) as world:
+                seen = survived(world, scenario, mortal, n, after=after, plan=make(m, ERRORS[kind]))
+                tried[m, kind].seen = seen.followed[m:]
+                nothing_foreign(world, scenario, where)
+                mend(world, scenario, seen.prepared, where, failed=bool(seen.failed), new_process=False, killed=True)
 
 
 @promise("S-20", "S-27", "S-62")
@@ -179,7 +239,7 @@ def test_what_was_left_before_never_replaces_what_is_newer(
             world.local.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC).write(OLDER)
             world.release()
             world.build(no_writes)
-            kernel = _Kernel(world, mortal)
+            kernel = Surviving(world, mortal)
             mortal.dies_at(world, n)
             answered = False
             with contextlib.suppress(Died):

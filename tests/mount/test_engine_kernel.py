@@ -91,13 +91,13 @@ def test_announcing_while_requests_wait_does_not_deadlock(tmp_path: Path) -> Non
             assert (mount.path / "d" / f"{number:03d}").read_bytes() == pattern(number)
 
 
-def test_lookups_and_handles_balance_after_use(tmp_path: Path) -> None:
+def test_every_open_is_released_after_use(tmp_path: Path) -> None:
     filesystem = filled()
     with mounted(tmp_path / "m", filesystem) as mount:
         for number in range(20):
             (mount.path / "d" / f"{number:03d}").read_bytes()
         os.listdir(mount.path / "d")
-        eventually(lambda: not filesystem.open_handles), "RELEASE and RELEASEDIR come for every open"
+        eventually(lambda: not filesystem.open_handles, "RELEASE and RELEASEDIR come for every open")
 
 
 def test_a_timer_signal_does_not_disturb_a_slow_read(tmp_path: Path) -> None:

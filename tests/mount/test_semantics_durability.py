@@ -113,6 +113,7 @@ def test_a_forced_umount_keeps_it_for_the_next_mount(mount: Mount, storage: Brea
     assert not os.path.ismount(mount.path)
     (listed,) = json.loads(mount.command("list", "-o", "json").stdout)
     assert (listed["state"], listed["unsent"]) == ("not mounted", 1)
+    assert "files are not uploaded" in mount.command("doctor").stdout
     storage.run()
     mount.mount()
     assert mount.objects.get("forced") == BODY
