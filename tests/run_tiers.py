@@ -107,9 +107,9 @@ LIBNFS = tuple(f"tests/nfs/test_{each}.py" for each in ("client", "filesystem", 
 """Of our own NFS client, and of all storages; the others are of the kernel's, and of how exports are made."""
 
 
-def cluster_steps(*chosen: str) -> tuple[Step, Step]:
+def cluster_steps(*chosen: str, workers: int = 1) -> tuple[Step, Step]:
     """The image first: it may take minutes, which are no test's."""
-    return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
+    return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=workers)
 
 
 def no_fuse() -> str:
@@ -253,7 +253,13 @@ TIERS = (
         lane="training",
     ),
     Tier(name="e2e-laptop", steps=(pytest_step("tests/e2e", "-m", "e2e_laptop"),), obstacle=not_root, lane="laptop"),
-    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="pjdfstest"),
+    Tier(name="pjdfstest", steps=(script("-m", "tests.tools.pjdfstest_tier"),), obstacle=not_root, lane="testers"),
+    Tier(
+        name="fsx",
+        steps=(script("-m", "tests.tools.fsx_tier", "--operations", "15000", "--seeds", "2"),),
+        obstacle=not_root,
+        lane="testers",
+    ),
     Tier(name="bench-short", steps=(script("-m", "bench", "--short"),), obstacle=not_root),
     Tier(
         name="e2e-models",
@@ -267,13 +273,7 @@ TIERS = (
         obstacle=cluster_obstacle,
         lane="models",
     ),
-    Tier(
-        name="fsx",
-        steps=(script("-m", "tests.tools.fsx_tier", "--operations", "15000", "--seeds", "2"),),
-        obstacle=not_root,
-        lane="fsx",
-    ),
-    Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE), obstacle=cluster_obstacle, lane="fsx"),
+    Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE, workers=2), obstacle=cluster_obstacle, lane="api"),
     Tier(
         name="e2e-cluster",
         steps=cluster_steps(
