@@ -479,6 +479,8 @@ def main(names: Sequence[str]) -> int:
 if __name__ == "__main__":
     # A shell starts background jobs with SIGINT and SIGQUIT ignored, and so would be the programs that tests end.
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # Thousands of processes start, and each would compile all that it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ENDING.set())
     sys.exit(main(sys.argv[1:]))

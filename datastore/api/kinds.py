@@ -277,4 +277,3 @@ A field that is not listed here is an error.
 """,
 )
 KINDS = (DATASTORE, TRAINING_JOB, MODEL, MODEL_VERSION, MODEL_EXPORT, SERVING)
-BY_NAME = {kind.name: kind for kind in KINDS}

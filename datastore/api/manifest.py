@@ -9,21 +9,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from datastore.api import datastore, model, trainingjob
+from datastore.api import datastore
 from datastore.api.datastore import API_VERSION, GROUP, Datastore
 from datastore.api.explain import explain, similar
-from datastore.api.kinds import BY_NAME, Kind
-from datastore.api.model import DEFAULT_STORE, Model, ModelVersion, Serving
+from datastore.api.names import DEFAULT_STORE
 from datastore.api.secretmanifest import SecretManifest, parse_secret
-from datastore.api.trainingjob import TrainingJob
 from datastore.errors import InvalidManifest
 
+if TYPE_CHECKING:
+    from datastore.api.model import Model, ModelVersion, Serving
+    from datastore.api.trainingjob import TrainingJob
+
+MODULES = {
+    "Datastore": "datastore",
+    "TrainingJob": "trainingjob",
+    "Model": "model",
+    "ModelVersion": "model",
+    "ModelExport": "model",
+    "Serving": "model",
+}
+"""Where the class of each kind is, whose name it has. What a file does not hold is not imported: it takes 0.1 s."""
 _SECRET = "Secret"  # noqa: S105  (the kind, not one of them)
 MAX_BYTES = 4 << 20
 """A manifest is written by a person; etcd takes 1.5 MiB an object."""
@@ -61,10 +73,10 @@ class Manifest:
 
     def pick_job(self, name: str | None = None) -> TrainingJob:
         """The TrainingJob of this name, or the only one. Errors: InvalidManifest."""
-        return _pick(self.jobs, trainingjob.KIND, self.source, name, None)
+        return _pick(self.jobs, "TrainingJob", self.source, name, None)
 
 
-Named = TypeVar("Named", Datastore, TrainingJob)
+Named = TypeVar("Named", Datastore, "TrainingJob")
 
 
 def _pick(objects: Sequence[Named], kind: str, source: str, name: str | None, namespace: str | None) -> Named:
@@ -124,7 +136,7 @@ def _read(path: Path | str) -> tuple[str, str]:
 
 def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:
     """Parse the text of a file; `source` names it in errors; wanted: as of load. Errors: InvalidManifest."""
-    found: dict[str, dict[tuple[str, str], Any]] = {name: {} for name in (*BY_NAME, _SECRET)}
+    found: dict[str, dict[tuple[str, str], Any]] = {name: {} for name in (*MODULES, _SECRET)}
     for number, document in _objects(text, source):
         where = f"{source}, document {number}"
         try:
@@ -132,8 +144,8 @@ def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:
                 secret = parse_secret(document)
                 _add(found[_SECRET], (secret.namespace, secret.name), secret, _SECRET)
             elif kind := _kind_of(document):
-                each = _validated(document, kind)
-                _add(found[kind.name], (each.metadata.namespace, each.metadata.name), each, kind.name)
+                each = _validated(document, model_of(kind))
+                _add(found[kind], (each.metadata.namespace, each.metadata.name), each, kind)
         except InvalidManifest as error:
             raise InvalidManifest(f"{where}{_named(document)}: {error}") from error.__cause__
     if wanted and not found[wanted]:
@@ -142,10 +154,10 @@ def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:
         source=source,
         datastores=tuple(found[datastore.KIND].values()),
         secrets=tuple(found[_SECRET].values()),
-        jobs=tuple(found[trainingjob.KIND].values()),
-        models=tuple(found[model.MODEL].values()),
-        model_versions=tuple(found[model.VERSION_KIND].values()),
-        servings=tuple(found[model.SERVING].values()),
+        jobs=tuple(found["TrainingJob"].values()),
+        models=tuple(found["Model"].values()),
+        model_versions=tuple(found["ModelVersion"].values()),
+        servings=tuple(found["Serving"].values()),
         text=text,
     )
 
@@ -156,27 +168,33 @@ def _add(known: dict[tuple[str, str], Any], key: tuple[str, str], value: object,
     known[key] = value
 
 
-def _validated(document: Mapping[str, Any], kind: Kind) -> Any:
+def model_of(kind: str) -> type[BaseModel]:
+    """The class of a kind."""
+    model: type[BaseModel] = getattr(import_module(f"datastore.api.{MODULES[kind]}"), kind)
+    return model
+
+
+def _validated(document: Mapping[str, Any], model: type[BaseModel]) -> Any:
     try:
-        return kind.model.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         # No `from`: pydantic's text holds the input, and the input may hold a misplaced key.
-        raise InvalidManifest(explain(error, kind.model)) from None
+        raise InvalidManifest(explain(error, model)) from None
 
 
-def _kind_of(document: Mapping[str, Any]) -> Kind | None:
+def _kind_of(document: Mapping[str, Any]) -> str | None:
     """Which of our kinds a document is; a near miss is an error, since it would be ignored silently otherwise."""
     kind, version = document.get("kind"), document.get("apiVersion")
     for key, value, ours in (("kind", kind, datastore.KIND), ("apiVersion", version, API_VERSION)):
         if not isinstance(value, str):
             raise InvalidManifest(f"{key} is missing; a Datastore has {key}: {ours}")
     group = str(version).partition("/")[0]
-    known = BY_NAME.get(str(kind))
+    known = kind in MODULES
     if known and version != API_VERSION and (group == GROUP or similar(str(version), [API_VERSION])):
         raise InvalidManifest(f"apiVersion must be {API_VERSION}, not {str(version)[:64]!r}")
-    if not known and group == GROUP and (near := similar(str(kind), list(BY_NAME))):
+    if not known and group == GROUP and (near := similar(str(kind), list(MODULES))):
         raise InvalidManifest(f"kind must be {near}, not {str(kind)[:64]!r}")
-    return known if version == API_VERSION else None
+    return str(kind) if known and version == API_VERSION else None
 
 
 def _named(document: Mapping[str, Any]) -> str:

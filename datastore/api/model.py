@@ -13,13 +13,12 @@ from pydantic import ConfigDict, Field, model_validator
 
 from datastore.api.datastore import API_VERSION, ObjectMeta
 from datastore.api.fields import MODEL_PATTERN, AbsolutePath, Alias, DnsName, Flag, Line, ModelName, Part
+from datastore.api.names import DEFAULT_STORE
 from datastore.api.rules import Rule, immutable, rules
 from datastore.api.status import Condition, Count, Timestamp
 from datastore.api.trainingjob import Environment, Label, PodTemplate, Resources, SubPath, Text, Words
 
 MODEL, VERSION_KIND, EXPORT, SERVING = "Model", "ModelVersion", "ModelExport", "Serving"
-DEFAULT_STORE = "models"
-"""The Datastore of a namespace that holds models, unless a Model names another one."""
 MAX_VERSION = 999_999_999
 MAX_REPLICAS = 1000
 DEFAULT_IMAGE = "docker.io/tensorflow/serving:2.19.1"

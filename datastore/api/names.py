@@ -4,6 +4,8 @@ from __future__ import annotations
 
 GROUP = "datastore.dev"
 """Here and not with the models: the mount server knows these names, and must not load pydantic for them."""
+DEFAULT_STORE = "models"
+"""The Datastore of a namespace that holds models, unless a Model names another one."""
 MANAGER = "datastore-controller"
 """Field manager of every server-side apply, and reporter of our events."""
 FINALIZER = f"{GROUP}/cleanup"

@@ -6,29 +6,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import typer
 
-from datastore.cli import (
-    crd,
-    doctor,
-    list_,
-    mount,
-    removefinalizer,
-    rescue,
-    restart,
-    run,
-    serve,
-    status,
-    top,
-    umount,
-    version,
-    warm,
-)
 from datastore.cli.console import fail
 from datastore.cli.exitcodes import ExitCode, exit_code_for
-from datastore.cli.job.app import app as job_app
-from datastore.cli.model import app as model
+from datastore.cli.version import version_option
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import Interrupted
 
@@ -38,31 +22,55 @@ A Datastore is a YAML manifest; the same file works here and with kubectl apply.
 docs/reference/cli.md.
 """
 
-app = typer.Typer(
-    name="datastore",
-    help=HELP,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.callback()(version.version_option)
-app.command("mount")(mount.mount_command)
-app.command("umount")(umount.umount_command)
-app.command("unmount", hidden=True)(umount.umount_command)
-app.command("restart")(restart.restart_command)
-app.command("list")(list_.list_command)
-app.command("status")(status.status_command)
-app.command("top")(top.top_command)
-app.command("unsent")(rescue.unsent_command)
-app.command("warm")(warm.warm_command)
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run_command)
-app.command("serve", context_settings={"allow_interspersed_args": True})(serve.serve_command)
-app.command("doctor")(doctor.doctor_command)
-app.add_typer(model.app)
-app.command("remove-finalizer")(removefinalizer.remove_finalizer_command)
-app.add_typer(job_app)
-app.command("crd")(crd.crd_command)
-app.command("version")(version.version_command)
+VERBS = {
+    "mount": "mount:mount_command",
+    "umount": "umount:umount_command",
+    "unmount": "umount:umount_command",
+    "restart": "restart:restart_command",
+    "list": "list_:list_command",
+    "status": "status:status_command",
+    "top": "top:top_command",
+    "unsent": "rescue:unsent_command",
+    "warm": "warm:warm_command",
+    "run": "run:run_command",
+    "serve": "serve:serve_command",
+    "doctor": "doctor:doctor_command",
+    "model": "model.app:app",
+    "remove-finalizer": "removefinalizer:remove_finalizer_command",
+    "job": "job.app:app",
+    "crd": "crd:crd_command",
+    "version": "version:version_command",
+}
+"""Where each verb is: a module of this package, and its function or the verbs below it. In the order of --help."""
+_HIDDEN = "unmount"
+_STARTS_ANOTHER = "run"
+"""Its options end where the other command begins."""
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The application, with no more than the verb that the arguments name: to import all takes half a second."""
+    app = typer.Typer(
+        name="datastore",
+        help=HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(version_option)
+    for verb in arguments[:1] if arguments and arguments[0] in VERBS else VERBS:
+        module, _, name = VERBS[verb].partition(":")
+        found = getattr(import_module(f"datastore.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found)
+            continue
+        settings = {"allow_interspersed_args": verb != _STARTS_ANOTHER}
+        app.command(verb, hidden=verb == _HIDDEN, context_settings=settings)(found)
+    return app
+
+
+def run(arguments: Sequence[str]) -> object:
+    """Run a verb with its arguments; its exit code, or None. Raises what the verb raises."""
+    return app_for(arguments)(list(arguments), standalone_mode=False)
 
 
 def exit_code_of(run_verb: Callable[[], object], came: Sequence[int] = ()) -> int:

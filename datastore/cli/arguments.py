@@ -1,57 +1,14 @@
-"""Arguments and options that several verbs share, and the parsing of those with a form of their own."""
+"""Arguments and options that many verbs share."""
 
 from __future__ import annotations
 
-import grp
-import pwd
-import sys
-from collections.abc import Callable
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from datastore.api.mountspec import LEAST_MEMORY_BYTES
-from datastore.api.resolve import MountOptions
 from datastore.cli.console import Format
 from datastore.cli.inspection import complete_mounted
-from datastore.units import format_quantity, parse_quantity, parse_umask
 
-
-class TransportChoice(StrEnum):
-    """Who speaks to the kernel."""
-
-    KERNEL = "kernel"
-    LIBFUSE = "libfuse"
-
-
-NO_ID = (1 << 32) - 1
-"""What chown(2) takes for "leave it as it is"."""
-DEFAULT_TRANSPORT = TransportChoice.KERNEL if sys.platform.startswith("linux") else TransportChoice.LIBFUSE
-
-ReadOnly = Annotated[bool, typer.Option("--read-only", "-r", help="Refuse every change, whatever the manifest says.")]
-AllowOther = Annotated[
-    bool, typer.Option("--allow-other", help="Let other users in; plain users need user_allow_other in /etc/fuse.conf.")
-]
-Transport = Annotated[
-    TransportChoice, typer.Option("--transport", help="kernel: our own protocol engine; libfuse: through libfuse.")
-]
-Metrics = Annotated[
-    str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there, e.g. 127.0.0.1:9464.")
-]
-DEFAULT_MEMORY = "512Mi"
-"""Below, the interpreter and its threads alone would be over the ceiling soon."""
-Memory = Annotated[
-    str,
-    typer.Option("--memory", metavar="SIZE", help="Most memory that the mount's server takes; 192Mi at least."),
-]
-Uid = Annotated[
-    str, typer.Option("--uid", metavar="USER", help="Owner, by name or number, of what has none. Default: who mounts.")
-]
-Gid = Annotated[str, typer.Option("--gid", metavar="GROUP", help="Its group, by name or number.")]
-Umask = Annotated[
-    str, typer.Option("--umask", metavar="OCTAL", help="Permissions that it lacks, as umask(1) has it. Default: 022.")
-]
 Target = Annotated[
     str,
     typer.Argument(
@@ -59,53 +16,3 @@ Target = Annotated[
     ),
 ]
 Output = Annotated[Format, typer.Option("--output", "-o", help="How to print.")]
-
-
-def mount_options(
-    read_only: bool,
-    allow_other: bool,
-    transport: TransportChoice,
-    metrics: str = "",
-    memory: str = DEFAULT_MEMORY,
-    uid: str = "",
-    gid: str = "",
-    umask: str = "",
-) -> MountOptions:
-    """The options as the resolver takes them. Errors: typer.BadParameter."""
-    kind = "kernel" if transport is TransportChoice.KERNEL else "libfuse"
-    return MountOptions(
-        read_only=read_only,
-        allow_other=allow_other,
-        transport=kind,  # type: ignore[arg-type]
-        metrics=metrics,
-        memory_bytes=_memory_bytes(memory),
-        uid=_id("--uid", uid, lambda name: pwd.getpwnam(name).pw_uid) if uid else None,
-        gid=_id("--gid", gid, lambda name: grp.getgrnam(name).gr_gid) if gid else None,
-        umask=_umask(umask) if umask else None,
-    )
-
-
-def _id(option: str, text: str, named: Callable[[str], int]) -> int:
-    if text.isascii() and text.isdecimal() and int(text) < NO_ID:
-        return int(text)
-    try:
-        return named(text)
-    except (KeyError, ValueError):
-        raise typer.BadParameter(f"{option} must be a name of this machine or a number, not {text!r}") from None
-
-
-def _umask(text: str) -> int:
-    try:
-        return parse_umask(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--umask {error}") from error
-
-
-def _memory_bytes(text: str) -> int:
-    try:
-        size_bytes = parse_quantity(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--memory {error}") from error
-    if size_bytes < LEAST_MEMORY_BYTES:
-        raise typer.BadParameter(f"--memory must be at least {format_quantity(LEAST_MEMORY_BYTES)}, not {text}")
-    return size_bytes

@@ -24,8 +24,8 @@ from datastore.cli.console import Format, one_line, print_json
 from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.findings import Finding, Level, bad, ok, warn
 from datastore.cli.hostchecks import host_checks
-from datastore.cli.inspection import complete_datastores
 from datastore.cli.mount import say_credentials
+from datastore.cli.mountarguments import complete_datastores
 from datastore.cli.removefinalizer import Namespace
 from datastore.errors import DatastoreError
 from datastore.kubeclient import of_context

@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
 from datastore import controlclient, nfsclient
-from datastore.api.manifest import load
 from datastore.errors import DatastoreError
 from datastore.mounting import kernelnfs, mounttable
 from datastore.mounting.directory import real_path
@@ -164,18 +161,6 @@ def complete_mounted(incomplete: str) -> list[str]:
     """For shell completion: names and directories of mounts."""
     known = {text for record in all_records() for text in (record.name, record.mountpoint)}
     return sorted(each for each in known if each.startswith(incomplete))
-
-
-def complete_datastores(context: typer.Context, incomplete: str) -> list[str]:
-    """For shell completion: the names in the file that was named before."""
-    file = context.params.get("file")
-    if not file or file == "-":  # standard input is the person's terminal now
-        return []
-    try:
-        manifest = load(file)
-    except DatastoreError:
-        return []
-    return sorted(each.name for each in manifest.datastores if each.name.startswith(incomplete))
 
 
 def _dead_state(record: MountRecord) -> str:

@@ -23,9 +23,9 @@ def run(arguments: list[str]) -> int:
     with keyboard() as came:
         try:
             launch.begin(arguments)
-            from datastore.cli.app import app, exit_code_of
+            from datastore.cli import app
 
-            return exit_code_of(lambda: app(arguments, standalone_mode=False), came)
+            return app.exit_code_of(lambda: app.run(arguments), came)
         except BaseException:
             if not came:
                 raise

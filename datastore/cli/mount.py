@@ -10,7 +10,9 @@ import typer
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest, load
 from datastore.api.resolve import uses_own_credentials
-from datastore.cli.arguments import (
+from datastore.cli.console import note
+from datastore.cli.exitcodes import ExitCode
+from datastore.cli.mountarguments import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSPORT,
     AllowOther,
@@ -21,14 +23,12 @@ from datastore.cli.arguments import (
     Transport,
     Uid,
     Umask,
+    complete_datastores,
     mount_options,
 )
-from datastore.cli.console import note
-from datastore.cli.exitcodes import ExitCode
-from datastore.cli.inspection import complete_datastores
 from datastore.controlclient import MOUNT_FILE
 from datastore.errors import MountFailed
-from datastore.mounting import lifecycle
+from datastore.mounting import lifecycle, unmounting
 from datastore.mounting.directory import real_path, record_at
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord
@@ -72,7 +72,7 @@ def mount_command(
         mountpoint = real_path(place)
         before = record_at(mountpoint) if replace else None
         if before is not None and not before.ended:
-            lifecycle.unmount(before, watch, say=note)
+            unmounting.unmount(before, watch, say=note)
             watch.check()
         record = lifecycle.mount(manifest, datastore, mountpoint, options, watch)
         note(f"{datastore.name} ({record.location}) is mounted at {record.mountpoint}{_mode(record)}")
@@ -102,7 +102,7 @@ def _mode(record: MountRecord) -> str:
 
 
 def _undo(record: MountRecord, watch: SignalWatch, signum: int) -> None:
-    lifecycle.unmount(record, watch, force=True, say=note)
+    unmounting.unmount(record, watch, force=True, say=note)
     raise Interrupted(signum)
 
 
@@ -122,13 +122,13 @@ def _stay(record: MountRecord, watch: SignalWatch) -> ExitCode:
         return end_mount(record, watch)
     except Unsynced:
         # What could not be uploaded now is kept on disk; staying mounted would not send it either.
-        lifecycle.unmount(record, force=True, detach=True, say=note)
+        unmounting.unmount(record, force=True, detach=True, say=note)
         raise
 
 
 def end_mount(record: MountRecord, watch: SignalWatch) -> ExitCode:
     """Upload and unmount what was mounted for a command; DETACHED, with a word to the person, when it is still used."""
-    users = lifecycle.unmount(record, watch, detach=True, say=note)
+    users = unmounting.unmount(record, watch, detach=True, say=note)
     if not users:
         return ExitCode.OK
     note(f"{users}; it was detached, what they still write is uploaded, and the mount ends with them")

@@ -13,7 +13,10 @@ import typer
 
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import load
-from datastore.cli.arguments import (
+from datastore.cli.console import fail, note
+from datastore.cli.exitcodes import ExitCode
+from datastore.cli.mount import end_mount, say_credentials
+from datastore.cli.mountarguments import (
     DEFAULT_TRANSPORT,
     AllowOther,
     Gid,
@@ -21,14 +24,11 @@ from datastore.cli.arguments import (
     Transport,
     Uid,
     Umask,
+    complete_datastores,
     mount_options,
 )
-from datastore.cli.console import fail, note
-from datastore.cli.exitcodes import ExitCode
-from datastore.cli.inspection import complete_datastores
-from datastore.cli.mount import end_mount, say_credentials
 from datastore.errors import DatastoreError
-from datastore.mounting import lifecycle, mounttable
+from datastore.mounting import lifecycle, mounttable, unmounting
 from datastore.mounting.directory import real_path
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import SignalWatch, watching
@@ -139,7 +139,7 @@ def _force(record: MountRecord) -> None:
     if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:
-        lifecycle.unmount(record, force=True, detach=True, say=note)
+        unmounting.unmount(record, force=True, detach=True, say=note)
     except DatastoreError as error:
         if mounttable.mounted_at(record.mountpoint):
             fail(str(error))

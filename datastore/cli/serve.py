@@ -15,11 +15,11 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from datastore.api.model import DEFAULT_IMAGE, DEFAULT_PATH, DEFAULT_PORTS
-from datastore.cli.arguments import DEFAULT_TRANSPORT, Transport, TransportChoice, mount_options
 from datastore.cli.console import note
 from datastore.cli.model.places import File, OpenStore, Store, open_store
 from datastore.cli.model.show import Reference
 from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.cli.mountarguments import DEFAULT_TRANSPORT, Transport, TransportChoice, mount_options
 from datastore.cli.run import run_to_the_end, unmount_all
 from datastore.errors import DatastoreError, StoreError
 from datastore.models.errors import VersionDamaged

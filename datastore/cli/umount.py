@@ -13,7 +13,7 @@ from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.inspection import complete_mounted, find
 from datastore.errors import DatastoreError
 from datastore.mountinfo import FSTYPE
-from datastore.mounting import lifecycle, mounttable
+from datastore.mounting import mounttable, unmounting
 from datastore.mounting.directory import real_path
 from datastore.mounting.records import MountRecord, all_records
 from datastore.mounting.signals import Interrupted, SignalWatch, watching
@@ -53,7 +53,7 @@ def umount_command(
 
 
 def _unmount(record: MountRecord, watch: SignalWatch, force: bool, timeout_s: float | None) -> None:
-    lifecycle.unmount(record, watch, force=force, timeout_s=timeout_s, say=note)
+    unmounting.unmount(record, watch, force=force, timeout_s=timeout_s, say=note)
     note(f"{record.name} is unmounted from {record.mountpoint}")
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from datastore.api.resolve import Directories
 from datastore.errors import MountFailed
 
 
@@ -25,11 +24,6 @@ def state_root() -> Path:
 def cache_root() -> Path:
     """Shared by all mounts of a user whose manifest names no other."""
     return _base("XDG_CACHE_HOME", ".cache") / "kube-datastore" / "objects"
-
-
-def directories() -> Directories:
-    """Both, for the resolver."""
-    return Directories(state_root=str(state_root()), cache_dir=str(cache_root()))
 
 
 def make_private(path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from datastore.api.names import CREDENTIALS, MANAGED_BY, MANAGER, OWNER
-from datastore.cli.app import app, exit_code_of
+from datastore.cli.app import exit_code_of, run
 from tests.cluster.controlled import (
     READY_S,
     ROOT,
@@ -187,7 +187,7 @@ def test_removed_the_other_way_round_each_is_released_by_hand(
         fresh.wait_for("the Datastore waiting", going, limit_s=READY_S)
         monkeypatch.setenv("KUBECONFIG", str(fresh.kubeconfig))
         monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
-        assert exit_code_of(lambda: app(["remove-finalizer", "kept", "-n", "team"], standalone_mode=False)) == 0
+        assert exit_code_of(lambda: run(["remove-finalizer", "kept", "-n", "team"])) == 0
     finally:
         removal.join(REMOVED_S + 60)
     assert not removal.is_alive()

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from datastore.api.names import MARKER
-from datastore.cli.app import app, exit_code_of
+from datastore.cli.app import exit_code_of, run
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlled import (
     READY_S,
@@ -122,7 +122,7 @@ def test_a_datastore_released_by_hand_leaves_its_data_and_no_volume(
     )
     monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig))
     monkeypatch.setenv("PATH", str(tools_dir()), prepend=":")
-    assert exit_code_of(lambda: app(["remove-finalizer", "digits", "-n", bench.space], standalone_mode=False)) == 0
+    assert exit_code_of(lambda: run(["remove-finalizer", "digits", "-n", bench.space])) == 0
     bench.gone("digits")
     name = volume["metadata"]["name"]
     bench.kube.wait_for("end of the volume", lambda: bench.kube.get("pv", name) is None, limit_s=READY_S)

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-from datastore.cli.arguments import (
+from datastore.cli.console import note
+from datastore.cli.model.places import File, Store, open_store
+from datastore.cli.model.show import Reference
+from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.cli.mountarguments import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSPORT,
     AllowOther,
@@ -18,10 +22,6 @@ from datastore.cli.arguments import (
     Umask,
     mount_options,
 )
-from datastore.cli.console import note
-from datastore.cli.model.places import File, Store, open_store
-from datastore.cli.model.show import Reference
-from datastore.cli.model.work import ProgressOption, Shown, run
 from datastore.models.errors import VersionDamaged
 from datastore.models.names import parse_reference
 from datastore.models.place import version_datastore

@@ -16,7 +16,7 @@ import typer
 from datastore import controlclient
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest, load
-from datastore.api.model import DEFAULT_STORE
+from datastore.api.names import DEFAULT_STORE
 from datastore.api.resolve import MountOptions, source_in
 from datastore.api.source import LocalLocation, S3Location, Source
 from datastore.cli.console import note
@@ -26,7 +26,7 @@ from datastore.models.archives import open_layout, open_tar
 from datastore.models.opening import opened_storage, opened_tree
 from datastore.models.registry import Models
 from datastore.models.storage import ReadableTree, Tree
-from datastore.mounting import lifecycle
+from datastore.mounting import lifecycle, unmounting
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import all_records
 from datastore.mounting.signals import watching
@@ -172,7 +172,7 @@ def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
         place = os.path.join(place, datastore.name)
         watch = stack.enter_context(watching())
         record = lifecycle.mount(manifest, datastore, place, MountOptions(), watch)
-        stack.callback(lifecycle.unmount, record, say=note)
+        stack.callback(unmounting.unmount, record, say=note)
         yield LocalLocation(path=place)
 
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from datastore.api.datastore import API_VERSION
 from datastore.api.explain import explain
-from datastore.api.model import DEFAULT_STORE, ModelVersion
-from datastore.api.names import FINALIZER
+from datastore.api.model import ModelVersion
+from datastore.api.names import DEFAULT_STORE, FINALIZER
 from datastore.controller.models.job import (
     Role,
     condition,

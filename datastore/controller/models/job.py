@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from datastore.api.datastore import DatastoreSpec, location_of
-from datastore.api.model import DEFAULT_STORE, ModelVersion
-from datastore.api.names import GROUP, MANAGED_BY
+from datastore.api.model import ModelVersion
+from datastore.api.names import DEFAULT_STORE, GROUP, MANAGED_BY
 from datastore.api.volumecontext import DRIVER, Reference, from_context, settings_of
 from datastore.controller.models.volume import MANAGER, volume_spec
 from datastore.controller.runtime.mistakes import Mistake

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from datastore.api.explain import explain
-from datastore.api.model import DEFAULT_STORE, Serving, ServingSpec
-from datastore.api.names import MODEL_VERSION
+from datastore.api.model import Serving, ServingSpec
+from datastore.api.names import DEFAULT_STORE, MODEL_VERSION
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Event, Finding, merged, transitions
 from datastore.controller.runtime.mistakes import Mistake, message_of

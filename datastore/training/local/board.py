@@ -9,7 +9,7 @@ from pathlib import Path
 
 from datastore.api.resolve import MountOptions
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import lifecycle
+from datastore.mounting import lifecycle, unmounting
 from datastore.mounting.signals import SignalWatch
 from datastore.training.local.records import directory_of
 
@@ -47,4 +47,4 @@ def log_directory(name: str, namespace: str, datastore: str, path: str, watch: S
     try:
         yield own / path
     finally:
-        lifecycle.unmount(record, force=True)
+        unmounting.unmount(record, force=True)

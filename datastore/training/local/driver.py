@@ -14,7 +14,7 @@ from datastore import mountinfo
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import lifecycle
+from datastore.mounting import unmounting
 from datastore.mounting.records import all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
@@ -38,7 +38,7 @@ from datastore.training.variables import check_roles
 
 WHERE = "local"
 STOP_TIMEOUT_S = 630.0
-"""An unmount uploads what is left: lifecycle.STOP_TIMEOUT_S, and the end of the processes before it."""
+"""An unmount uploads what is left: unmounting.STOP_TIMEOUT_S, and the end of the processes before it."""
 POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 16
@@ -281,7 +281,7 @@ def _sweep(directory: JobDirectory) -> None:
     for record in all_records():
         if record.mountpoint.startswith(below):
             with suppress(DatastoreError):
-                lifecycle.unmount(record)
+                unmounting.unmount(record)
     still = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(below)]
     if still:
         raise DatastoreError(f"{still[0]} is still mounted; `datastore umount --force {still[0]}` ends it")

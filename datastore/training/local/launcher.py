@@ -25,7 +25,7 @@ from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions
 from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, TrainingJobStatus, role_of
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import lifecycle
+from datastore.mounting import lifecycle, unmounting
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import SignalWatch
@@ -498,7 +498,7 @@ class Launcher:
         failed: DatastoreError | None = None
         for record in reversed(list(self._mounts)):
             try:
-                lifecycle.unmount(record, None if force else self.watch, force=force)
+                unmounting.unmount(record, None if force else self.watch, force=force)
             except DatastoreError as error:
                 failed = error if isinstance(error, Unsynced) or failed is None else failed
                 if not force:

@@ -16,6 +16,7 @@ from datastore.api import crd, reference
 from datastore.api.datastore import Datastore
 from datastore.api.fields import Bucket, Endpoint, Prefix, SizeBytes
 from datastore.api.kinds import DATASTORE, KINDS, Kind
+from datastore.api.manifest import MODULES, model_of
 from tests.promises import promise
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
@@ -37,6 +38,10 @@ EVERY = {f"{kind.name}{path}": node for kind in KINDS for path, node in schemas(
 
 def test_the_checked_in_crd_is_what_the_models_say() -> None:
     assert crd.path().read_text() == crd.text(), "run: python -m datastore.api.crd"
+
+
+def test_a_file_is_read_as_the_kinds_of_the_cluster() -> None:
+    assert {name: model_of(name) for name in MODULES} == {kind.name: kind.model for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from datastore import controlclient
-from datastore.cli.app import app, exit_code_of
+from datastore.cli import app
 from datastore.mounting import launch, mountserver, places
 from tests.patience import PATIENCE_S
 
@@ -60,7 +60,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
 
     def run(*arguments: str | Path) -> Result:
         capfd.readouterr()
-        code = exit_code_of(lambda: app([str(each) for each in arguments], standalone_mode=False))
+        code = app.exit_code_of(lambda: app.run([str(each) for each in arguments]))
         result = Result(code, *capfd.readouterr())
         assert CANARY not in result.out + result.err
         return result

@@ -10,7 +10,7 @@ import pytest
 
 from datastore.api.names import FINALIZER
 from datastore.api.resources import DATASTORES, EXPORTS, PODS, Resource
-from datastore.cli.app import app, exit_code_of
+from datastore.cli.app import exit_code_of, run
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.findings import Level
 from datastore.errors import AccessDenied
@@ -273,7 +273,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedApi]:
 
 def remove_finalizer(api: PlayedApi, metadata: dict[str, Any]) -> int:
     api.objects[DIGITS] = {"metadata": metadata, "status": {"location": "s3://digits/"}}
-    return exit_code_of(lambda: app(["remove-finalizer", "digits", "-n", "team"], standalone_mode=False))
+    return exit_code_of(lambda: run(["remove-finalizer", "digits", "-n", "team"]))
 
 
 def test_remove_finalizer_takes_ours_off_and_no_other(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +302,7 @@ def test_doctor_asks_the_cluster_of_the_context(api: PlayedApi, capsys: pytest.C
     """Links that are really asked for, up to the first that is missing."""
     api.objects["/apis/apiextensions.k8s.io/v1/customresourcedefinitions/datastores.datastore.dev"] = {"metadata": {}}
     api.refused["/api/v1/pods"] = (403, "pods is forbidden")
-    code = exit_code_of(lambda: app(["doctor", "digits", "--cluster"], standalone_mode=False))
+    code = exit_code_of(lambda: run(["doctor", "digits", "--cluster"]))
     said = capsys.readouterr().out
     assert code == 1
     assert "the API server answers, and Datastores are defined" in said
@@ -314,7 +314,7 @@ def export(api: PlayedApi, target: str) -> dict[str, Any] | None:
     """The spec of the ModelExport that `datastore model export` makes there; None: it refuses."""
     api.asked.clear()
     arguments = ["model", "export", "digits:1", target, "--cluster", "-n", "team"]
-    code = exit_code_of(lambda: app(arguments, standalone_mode=False))
+    code = exit_code_of(lambda: run(arguments))
     posted = [body["spec"] for method, _, body in api.asked if method == "POST"]
     assert (code == 0) == bool(posted)
     return dict(posted[0]) if posted else None

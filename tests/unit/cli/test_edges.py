@@ -59,7 +59,7 @@ def test_every_verb_and_option_is_documented() -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "datastore.cli", "--help"], capture_output=True, text=True, check=True, env=_wide()
     ).stdout
-    verbs = [command.name for command in app.app.registered_commands if not command.hidden]
+    verbs = [command.name for command in app.app_for([]).registered_commands if not command.hidden]
     for verb in verbs:
         assert f"## datastore {verb}" in text
         assert f" {verb} " in listed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.mounting import launch, lifecycle, mountserver, records
+from datastore.mounting import launch, lifecycle, mountserver, records, unmounting
 from tests.promises import promise
 
 from .conftest import Cli, asked, leave_unsent, state_of
@@ -305,7 +305,7 @@ def test_a_server_that_hangs_is_ended_by_force_only(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_MODE", "mute")
-    monkeypatch.setattr(lifecycle, "FORCE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(unmounting, "FORCE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("datastore.controlclient.STATUS_TIMEOUT_S", 0.2)
     cli("mount", manifest, "output", tmp_path / "d")
     hanging = cli("umount", "output", "--timeout", "200ms")

@@ -1,0 +1,174 @@
+"""From a mounted directory back to what was beneath it, for `umount`, `run` and whoever mounts for a while.
+
+Nothing is left half done: an unmount that can't upload everything says so and keeps the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from datastore import beneath, controlclient
+from datastore.errors import DatastoreError, MountFailed
+from datastore.mounting import directory, kernelnfs, mounttable, unsent
+from datastore.mounting.errors import Unsynced
+from datastore.mounting.mountserver import end_server
+from datastore.mounting.records import MountRecord, forget, is_server, keep_unsent, remove_made
+from datastore.mounting.signals import SignalWatch
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 600.0
+"""Longest wait for the upload of what is left. 600 s: 7 GiB at 100 Mbit/s."""
+FORCE_TIMEOUT_S = 10.0
+"""A forced stop still tries to upload; after this it is ended the hard way."""
+GIVEN_UP_TIMEOUT_S = 2.0
+"""The same for somebody who did not want to wait any more."""
+GONE_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+
+
+def unmount(
+    record: MountRecord,
+    watch: SignalWatch | None = None,
+    *,
+    force: bool = False,
+    detach: bool = False,
+    timeout_s: float | None = None,
+    say: Callable[[str], None] = log.warning,
+) -> str:
+    """Upload what is left and unmount; with force, unmount also when that fails or takes longer than timeout_s.
+
+    detach: where programs use the directory, take it out of the tree all the same, as umount -l does. They go on; what
+    they still write is uploaded, and the mount ends when they do. Who they are is returned, '' when nobody is.
+    timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S unless given. say: told what a signal changed.
+    Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
+    force is not given; MountFailed when the directory is in use and neither force nor detach is given.
+    """
+    if record.in_kernel:
+        if record.in_kernel == "nfs":
+            patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
+            kernelnfs.unmount(record.mountpoint, force=force or detach, timeout_s=patience_s, watch=watch)
+        elif mounttable.mounted_at(record.mountpoint):
+            mounttable.unmount_bind(record.mountpoint)
+        forget(record)
+        return ""
+    try:
+        patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
+        answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
+        if answer is None:
+            say(f"interrupted: unmounting {record.mountpoint} now; what is not uploaded is kept on disk")
+            force = True
+            answer = _stop(record, None, force=True, detach=detach, timeout_s=GIVEN_UP_TIMEOUT_S) or {}
+    except controlclient.NotAnswering as error:
+        _end_silent(record, error, force=force)
+        return ""
+    return _finish(record, answer)
+
+
+def _stop(
+    record: MountRecord, watch: SignalWatch | None, *, force: bool, detach: bool, timeout_s: float
+) -> dict[str, Any] | None:
+    """Ask the server to stop; None when a signal came before its answer."""
+    with controlclient.connected(record.state_dir) as connection:
+        asked = time.monotonic()
+        connection.send({"op": "stop", "force": force, "detach": detach, "withinSeconds": timeout_s, "asked": asked})
+        answer = connection.receive(timeout_s, watch)
+    if answer is None and watch:
+        watch.take()
+    return answer
+
+
+def _finish(record: MountRecord, answer: dict[str, Any]) -> str:
+    """Act on the answer to a stop. A forced one is ok even when changes remain; its errors name them."""
+    told = answer.get("errors")
+    errors = [str(each) for each in told] if isinstance(told, list) else []
+    text = "; ".join(errors) or "no reason given"
+    if users := answer.get("detached"):
+        _restore_beneath(record)
+        remove_made(record.made)
+        if errors:
+            raise Unsynced(
+                f"{users}; it was detached, but not everything is uploaded: {text}; it is tried until they end"
+            )
+        return str(users)
+    if answer.get("ok") is True:
+        _wait_until_gone(record)
+        _restore_beneath(record)
+        if errors and unsent.remaining(record.state_dir):
+            keep_unsent(record)
+            raise Unsynced(
+                f"{record.mountpoint}: unmounted, but not everything is uploaded; it is kept on disk: {text}; "
+                f"{_later(record)}"
+            )
+        forget(record)
+    elif dirty_of(record):
+        raise _still_mounted(record, text)
+    else:
+        raise MountFailed(text if text.startswith(record.mountpoint) else f"{record.mountpoint}: {text}")
+    return ""
+
+
+def _restore_beneath(record: MountRecord) -> None:
+    """The supervisor did it, unless it died before."""
+    if not mounttable.mounted_at(record.mountpoint) and not directory.is_of_another(record):
+        beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
+
+
+def dirty_of(record: MountRecord) -> list[Any]:
+    """The changes of a mount that are not uploaded, from its server or, when that is gone, from its state directory."""
+    try:
+        dirty = controlclient.status(record.state_dir).get("dirty")
+    except controlclient.NotAnswering:
+        return unsent.unsent_files(record.state_dir)
+    return dirty if isinstance(dirty, list) else []
+
+
+def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
+    """End a mount whose server does not answer: it crashed, it hangs, or it was ended already."""
+    if record.pids and not force and dirty_of(record):
+        raise _still_mounted(record, str(error))
+    if record.pids and not force:
+        raise controlclient.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
+    for pid in record.pids:
+        end_server(pid)
+    if not directory.is_of_another(record):
+        at = mounttable.mounted_at(record.mountpoint)
+        if at and at.fstype.startswith("fuse"):
+            mounttable.end_dead(record.mountpoint)
+        beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
+    remaining = unsent.remaining(record.state_dir)
+    if remaining:
+        keep_unsent(record)
+        raise Unsynced(
+            f"{record.mountpoint}: not mounted any more, and {remaining} changed files are not uploaded; they are kept "
+            f"on disk; {_later(record)}"
+        )
+    forget(record)
+
+
+def _still_mounted(record: MountRecord, why: str) -> Unsynced:
+    return Unsynced(
+        f"{record.mountpoint}: still mounted, because not everything is uploaded: {why}; "
+        f"`datastore unsent --retry {record.mountpoint}` tries again, `--save DIR` copies it elsewhere, "
+        f"`datastore umount --force {record.mountpoint}` unmounts and keeps it on disk"
+    )
+
+
+def _later(record: MountRecord) -> str:
+    return (
+        f"mount it there again to upload it, or `datastore unsent --save DIR {record.mountpoint}` copies it elsewhere"
+    )
+
+
+def _wait_until_gone(record: MountRecord) -> None:
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    # Its supervisor gives the directory beneath its mode back.
+    while mounttable.mounted_at(record.mountpoint) or is_server(record.supervisor_pid):
+        if time.monotonic() > deadline:
+            if not mounttable.mounted_at(record.mountpoint):
+                return
+            raise MountFailed(f"{record.mountpoint}: is still mounted; close what uses it and try again")
+        time.sleep(_POLL_S)
