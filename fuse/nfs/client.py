@@ -160,19 +160,16 @@ class Client:
         """Several calls at once; their results in the same order. Errors: as of call(), of the first that fails."""
         until = time.monotonic() + self.outage_s
         identity = credentials or self.owner
-        silence = self.metrics.silence
-        silence.asked()
+        lost = ""
+        self.metrics.silence.asked()
         try:
             pending = [self._send(request, identity, until) for request in requests]
-            results = [self._result(each, identity, until) for each in pending]
+            return [self._result(each, identity, until) for each in pending]
         except StoreError as error:
-            silence.gave_up(error)
+            lost = str(error)
             raise
-        except BaseException:
-            silence.answered()
-            raise
-        silence.answered()
-        return results
+        finally:
+            self.metrics.silence.ended(lost)
 
     def read_bytes(self) -> int:
         """The most that one READ may ask for. Errors: StoreError when the server never told it."""
