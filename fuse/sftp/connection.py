@@ -90,10 +90,10 @@ class _Watch(asyncssh.SSHClient):
 class Connection:
     """One server and login."""
 
-    def __init__(self, location: SFTPLocation, *, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, location: SFTPLocation) -> None:
         """Errors: InvalidManifest for a private key that is none."""
         self.location = location
-        self.outage_s = outage_s
+        self.outage_s = OUTAGE_S
         self.metrics = StoreMetrics()
         self.reconnects = -1
         self._options = _login(location)
