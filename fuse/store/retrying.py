@@ -100,9 +100,9 @@ class RetryingStore:
     A repeated create_upload may leave an empty upload behind, which pending_uploads shows.
     """
 
-    def __init__(self, inner: ObjectStore, retrier: Retrier | None = None, metrics: StoreMetrics | None = None) -> None:
+    def __init__(self, inner: ObjectStore, retrier: Retrier | None = None) -> None:
         self.inner = inner
-        self.metrics = metrics or StoreMetrics()
+        self.metrics = StoreMetrics()
         self.upload_pace = UploadPace()
         self._retrier = retrier or Retrier()
         self._clock = self._retrier.clock
