@@ -106,7 +106,7 @@ class NFSFilesystem(FileServerFilesystem):
         self._nodes.resume()
         client.root = self._nodes.root().handle
         for handle in self._files.resume():
-            if handle.writable:
+            if handle.flags & os.O_ACCMODE != os.O_RDONLY:
                 node, identity = handle.node, handle.identity
                 self._written[node] = node.uncommitted = Uncommitted(node.handle, identity, self._seen_verifier)
 

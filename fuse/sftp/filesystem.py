@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -129,7 +130,7 @@ class SFTPFilesystem(FileServerFilesystem):
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, _Listing] = {}
         self._listing_bytes = listing_bytes
-        self._next_fh = time.time_ns()  # never one that an earlier server gave out
+        self._fhs = count(time.time_ns())  # never one that an earlier server gave out
         self._left: list[bytes] = []
         """Paths of files that were removed while they were open, in a mount that was never unmounted."""
         if resumed:
@@ -658,9 +659,8 @@ class SFTPFilesystem(FileServerFilesystem):
             self._nodes.let_go(node)
 
     def _add(self, handle: Handle) -> Fh:
+        fh = Fh(next(self._fhs))
         with self._lock:
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
             self._handles[fh] = handle
             self._table.add(fh, handle.node.ino, handle.flags, "", 0)
         return fh
@@ -740,9 +740,7 @@ class SFTPFilesystem(FileServerFilesystem):
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """See ops.Filesystem."""
         self._nodes.get(ino)
-        with self._lock:
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
+        fh = Fh(next(self._fhs))
         self._listings[fh] = _Listing()
         return OpenDirReply(fh)
 
