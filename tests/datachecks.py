@@ -43,5 +43,5 @@ def check_readahead(ahead: ReadAhead) -> None:
 
 def forget(reader: Reader, version: ObjectVersion) -> None:
     """Drop what memory holds of this version, as if there had been no room."""
-    for piece in list(reader._table._by_version.get(version, ())):
-        reader._table.discard(piece)
+    for piece in list(reader.table._by_version.get(version, ())):
+        reader.table.discard(piece)

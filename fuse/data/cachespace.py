@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,11 +61,10 @@ class _Stored(NamedTuple):
 class CacheSpace:
     """INVARIANT: what reserve() granted and eviction did not find gone is counted in `usage`."""
 
-    def __init__(self, directory: Path, limit_bytes: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
         """limit_bytes: the most that all files together may take; it may be changed at any time."""
         self._directory = directory
         self.limit_bytes = limit_bytes
-        self._sleep = sleep
         self._threads = threading.Lock()
         self.packs = directory / "objects" / "packs"
         """The directory of files that many small versions share."""
@@ -189,7 +188,7 @@ class CacheSpace:
             try:
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._sleep(_LOCK_POLL_S)
+                time.sleep(_LOCK_POLL_S)
         raise CacheBusyError("the cache directory is busy")
 
     def _load(self, fd: int) -> int:

@@ -95,7 +95,7 @@ class PieceTable:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
-        return self.coming_bytes + size_bytes <= self.half_bytes
+        return self.held_bytes - self._settled_bytes + size_bytes <= self.half_bytes
 
     def finish(self, piece: Piece, body: Body) -> None:
         """The piece has arrived."""
@@ -139,11 +139,6 @@ class PieceTable:
     def half_bytes(self) -> int:
         """Half of the memory."""
         return self._limit_bytes // 2
-
-    @property
-    def coming_bytes(self) -> int:
-        """Bytes on their way."""
-        return self.held_bytes - self._settled_bytes
 
     def _covering(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that share a byte with [start, stop), ascending."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 
 from datastore.errors import CorruptBody, TransientStoreError
@@ -42,20 +41,6 @@ _PIECE_BYTES = 1 << 20
 """A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
 
 
-@dataclass(slots=True)
-class ReadCounts:
-    """Reads answered at once, and those that waited for the store; bytes asked for. None that the kernel answers."""
-
-    hits: int = 0
-    hit_bytes: int = 0
-    misses: int = 0
-    miss_bytes: int = 0
-
-    def snapshot(self) -> dict[str, int]:
-        """For `status`."""
-        return {"hits": self.hits, "misses": self.misses, "hitBytes": self.hit_bytes, "missBytes": self.miss_bytes}
-
-
 class LeftAlone(TransientStoreError):
     """Bytes that were to be fetched ahead were not."""
 
@@ -80,11 +65,12 @@ class Reader:
         """
         self.loop = loop
         self.settings = settings
-        self.counts = ReadCounts()
+        self.counts = dict.fromkeys(("hits", "misses", "hitBytes", "missBytes"), 0)
+        """Reads answered at once, and those that waited for the store; bytes asked for. Not the kernel's own."""
         self._asking = asking
         self._store = store
         self._cache = cache
-        self._table = PieceTable(memory_bytes)
+        self.table = PieceTable(memory_bytes)
         self._ahead = 0
         """Fetches that were begun before anybody waited for them."""
         self._in_sequence: OrderedDict[Run, ReadStream] = OrderedDict()
@@ -94,7 +80,7 @@ class Reader:
 
     def open(self, version: ObjectVersion) -> ReadStream:
         """A stream for one file handle; fetches nothing yet."""
-        return ReadStream(self, self._table, version)
+        return ReadStream(self, version)
 
     async def fetch(self, version: ObjectVersion, offset: int, size: int) -> bytes:
         """The bytes; shorter only at the object's end. Raises as obtain() does."""
@@ -135,7 +121,7 @@ class Reader:
 
         def following() -> ObjectVersion | None:
             while not self._keeping.is_full and self.loop.clock() < until and (version := feed()) is not None:
-                piece = None if self.holds(version, 0, version.size) else self._table.claim(version)
+                piece = None if self.holds(version, 0, version.size) else self.table.claim(version)
                 if piece is not None:
                     claimed[version] = piece
                     return version
@@ -145,9 +131,9 @@ class Reader:
         def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
             piece = claimed.pop(version)
             if answer is None:  # who waits for it fetches it himself, and is told what is the matter
-                self._table.fail(piece, _left_alone(piece))
+                self.table.fail(piece, _left_alone(piece))
             else:
-                self._table.finish(piece, answer[0])
+                self.table.finish(piece, answer[0])
                 learn(answer[1])
                 self._keeping.later(piece, more=True)
             arrived(version)
@@ -182,33 +168,24 @@ class Reader:
 
     def give(self, version: ObjectVersion, body: bytes) -> None:
         """The bytes of a whole version that we wrote ourselves: held in memory as if they had been read."""
-        piece = self._table.claim(version)
+        piece = self.table.claim(version)
         if piece is not None:
-            self._table.finish(piece, body)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of pieces, in memory or on their way."""
-        return self._table.held_bytes
-
-    def limit_memory(self, memory_bytes: int) -> None:
-        """Hold no more than this from now on."""
-        self._table.limit(memory_bytes)
+            self.table.finish(piece, body)
 
     def held(self, version: ObjectVersion, start: int, stop: int) -> Read | None:
         """[start, stop) inside the object, when memory or the disk cache has it. Never waits for the store."""
-        body = self._table.find(version, start, stop)
+        body = self.table.find(version, start, stop)
         return self._cache.read(version, start, stop - start) if body is None else body
 
     def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """Whether held() would have [start, stop), without reading it (what is corrupt is fetched again)."""
-        return self._table.find(version, start, stop) is not None or self._cache.holds(version, start, stop)
+        return self.table.find(version, start, stop) is not None or self._cache.holds(version, start, stop)
 
     @property
     def share_bytes(self) -> int:
         """The most to read ahead of each who reads in sequence, half the memory in all: what is dropped before it is
         read must be read from the disk, on the loop."""
-        return self._table.half_bytes // max(1, len(self._in_sequence))
+        return self.table.half_bytes // max(1, len(self._in_sequence))
 
     def reads_on(self, stream: ReadStream, run: Run) -> None:
         """It reads in sequence, until its stream has ended."""
@@ -230,9 +207,9 @@ class Reader:
         for each in ranges:
             if self._cache.holds(version, each.start, each.stop):
                 continue
-            if self._ahead >= self.settings.fetch_limit or not self._table.has_room(each.stop - each.start):
+            if self._ahead >= self.settings.fetch_limit or not self.table.has_room(each.stop - each.start):
                 return each.start
-            _, fresh = self._table.request(version, each.start, each.stop, _PIECE_BYTES)
+            _, fresh = self.table.request(version, each.start, each.stop, _PIECE_BYTES)
             for run in runs(fresh, self.settings.range_bytes):
                 self._ahead += 1
                 self.loop.spawn(self._fetch_ahead(run, dropped))
@@ -262,7 +239,7 @@ class Reader:
 
     def _coming(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """The pieces that cover [start, stop). Those that were not there are fetched from now on."""
-        pieces, fresh = self._table.request(version, start, stop, self._step(version))
+        pieces, fresh = self.table.request(version, start, stop, self._step(version))
         for run in runs(fresh, self.settings.range_bytes):
             self.loop.spawn(self._fetch(run))
         return pieces
@@ -284,12 +261,12 @@ class Reader:
             else:
                 body = await self.loop.lane(lambda: now(self._ask(run, dropped)))
             if body is not None:
-                self._table.finish(run[0], body)
+                self.table.finish(run[0], body)
                 self._keeping.later(run[0])
         except BaseException as error:
             for piece in run:
                 if not piece.done:
-                    self._table.fail(piece, error)
+                    self.table.fail(piece, error)
 
     async def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> Body | None:
         """The body of a single piece. Of several, by a lane, each is handed on as it comes, and then kept."""
@@ -311,7 +288,7 @@ class Reader:
 
     def _arrived(self, piece: Piece, body: Body) -> None:
         if not piece.done:  # else its lane was given up
-            self._table.finish(piece, body)
+            self.table.finish(piece, body)
 
     async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
         """By one GET, all at once."""
@@ -348,10 +325,9 @@ def _range(version: ObjectVersion, start: int, stop: int) -> ByteRange | None:
 class ReadStream:
     """One file handle's reads."""
 
-    def __init__(self, reader: Reader, table: PieceTable, version: ObjectVersion) -> None:
+    def __init__(self, reader: Reader, version: ObjectVersion) -> None:
         self.version = version
         self._reader = reader
-        self._table = table
         small = version.size <= reader.settings.whole_bytes
         self._ahead = None if small else ReadAhead(version.size, reader.settings)
         self._closed = False
@@ -367,7 +343,7 @@ class ReadStream:
             if self._ahead.present.window_bytes:
                 if not self._closed:
                     self._reader.reads_on(self, self._ahead.present)
-                self._table.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
+                self._reader.table.passed(self.version, max(0, offset - 2 * _BEHIND_BYTES), offset - _BEHIND_BYTES)
             if ahead and not self._closed:
                 left_out = self._reader.start(self.version, ahead, lambda: self._closed)
                 if left_out is not None:
@@ -375,11 +351,11 @@ class ReadStream:
         body = self._reader.held(self.version, offset, stop)
         counts = self._reader.counts
         if body is not None:
-            counts.hits += 1
-            counts.hit_bytes += stop - offset
+            counts["hits"] += 1
+            counts["hitBytes"] += stop - offset
             return body
-        counts.misses += 1
-        counts.miss_bytes += stop - offset
+        counts["misses"] += 1
+        counts["missBytes"] += stop - offset
         return await self._reader.obtain(self.version, wanted, ByteRange(offset, stop))
 
     def close(self) -> None:
@@ -388,4 +364,4 @@ class ReadStream:
         if self._ahead is not None:
             self._reader.ended(self)
         else:  # the next one is received into the same memory: fresh pages took a twelfth of its time
-            self._table.passed(self.version, 0, self.version.size)
+            self._reader.table.passed(self.version, 0, self.version.size)

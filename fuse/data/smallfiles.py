@@ -61,19 +61,16 @@ class SmallFileFetcher:
             self.bytes += version.size
 
     def _take(self, key: str) -> ObjectVersion | None:
-        """What waits under a key is the caller's now."""
+        """What waits under a key is the caller's now; of no key is ""."""
         version = self._waiting.pop(key, None)
         if version is not None:
             self._running[key] = Future()
         return version
 
-    def _next(self) -> ObjectVersion | None:
-        return self._take(next(iter(self._waiting))) if self._waiting else None
-
     async def _work(self) -> None:
         while self._waiting:
             try:
-                await self._reader.bring_many(self._next, self._settle)
+                await self._reader.bring_many(lambda: self._take(next(iter(self._waiting), "")), self._settle)
             except Exception:  # nobody asked for these yet: who does starts anew, and is told
                 self.bytes -= sum(version.size for version in self._waiting.values())
                 self._waiting.clear()

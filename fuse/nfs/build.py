@@ -16,34 +16,7 @@ from .filesystem import NFSFilesystem
 FIRST_CONNECTION_S = 15.0
 
 
-class MountedExport(MountedFileServer[NFSFilesystem]):
-    """One file system and its client."""
-
-    def __init__(self, filesystem: NFSFilesystem, spec: MountSpec) -> None:
-        super().__init__(filesystem, spec)
-        self._client = filesystem.client
-
-    def status(self) -> dict[str, object]:
-        """What `datastore status` shows of this side. dirty: what a host that is away may have forgotten."""
-        storage = self._client.metrics.silence.told()
-        kept = self.filesystem.uncommitted() if storage else []
-        return {
-            "location": str(self._client.location),
-            "library": self._client.library_name,
-            "reads": {"path": "keep-cache", "why": "the kernel keeps what it has read until the server's file changes"},
-            "dirty": [{"path": f"inode {ino}", "bytes": size, "error": storage["error"]} for ino, size in kept],
-            "store": self._client.metrics.snapshot(),
-            "storage": storage,
-            "reconnects": max(0, self._client.reconnects),
-            "nodes": len(self.filesystem),
-        }
-
-    def flush_all(self) -> list[str]:
-        """Have the server commit what it has taken; one line for each file that it did not."""
-        return self.filesystem.flush_all()
-
-
-def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedExport:
+def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
     """Connect, then make the file system; resumed: the kernel already knows nodes of an earlier server.
 
     Errors: why the export can't be mounted, within 15 s. A resumed mount waits for its server instead.
@@ -72,4 +45,4 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedExport:
     )
     if resumed:
         client.start()
-    return MountedExport(filesystem, spec)
+    return MountedFileServer(filesystem, spec)

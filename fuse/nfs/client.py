@@ -97,16 +97,15 @@ class Pending(Generic[T]):
 
 
 class Client:
-    """One server and export. root: the handle of the export's directory (b'' until it is known)."""
+    """One server and export."""
 
-    def __init__(
-        self, location: NFSLocation, *, root: bytes = b"", outage_s: float = OUTAGE_S, owner: Credentials | None = None
-    ) -> None:
-        """owner: whom the client asks for by itself; None: who runs it."""
+    def __init__(self, location: NFSLocation, *, outage_s: float = OUTAGE_S) -> None:
         self.location = location
-        self.root = root
+        self.root = b""
+        """The handle of the export's directory, when it is known."""
         self._sizes = (0, 0)
-        self.owner = owner or Credentials(os.getuid(), os.getgid())
+        self.owner = Credentials(os.getuid(), os.getgid())
+        """Whom the client asks for by itself."""
         self.metrics = StoreMetrics()
         self.reconnects = -1
         self.on_reconnect: Callable[[], None] = lambda: None
@@ -160,31 +159,22 @@ class Client:
         """Several calls at once; their results in the same order. Errors: as of call(), of the first that fails."""
         until = time.monotonic() + self.outage_s
         identity = credentials or self.owner
-        silence = self.metrics.silence
-        silence.asked()
+        lost = ""
+        self.metrics.silence.asked()
         try:
             pending = [self._send(request, identity, until) for request in requests]
-            results = [self._result(each, identity, until) for each in pending]
+            return [self._result(each, identity, until) for each in pending]
         except StoreError as error:
-            silence.gave_up(error)
+            lost = str(error)
             raise
-        except BaseException:
-            silence.answered()
-            raise
-        silence.answered()
-        return results
+        finally:
+            self.metrics.silence.ended(lost)
 
-    def read_bytes(self) -> int:
-        """The most that one READ may ask for. Errors: StoreError when the server never told it."""
-        return self._sizes[0] or self._told_sizes()[0]
-
-    def write_bytes(self) -> int:
-        """The most that one WRITE may have. Errors: as of read_bytes()."""
-        return self._sizes[1] or self._told_sizes()[1]
-
-    def _told_sizes(self) -> tuple[int, int]:
-        with self._changed:
-            self._await_context(time.monotonic() + self.outage_s)
+    def sizes(self) -> tuple[int, int]:
+        """The most that one READ may ask for, and one WRITE may have. Errors: StoreError when the server never told."""
+        if self._sizes == (0, 0):
+            with self._changed:
+                self._await_context(time.monotonic() + self.outage_s)
         return self._sizes
 
     def _await_context(self, until: float) -> None:
@@ -221,7 +211,8 @@ class Client:
             error = pending.error
             if pending.broken:
                 repeated = True
-                self.metrics.record_retry(pending.request.procedure, self._lost())
+                lost = self._failure or Unreachable(f"the connection to the NFS server {self.location.server} was lost")
+                self.metrics.record_retry(pending.request.procedure, lost)
                 pending = self._send(pending.request, identity, until)
                 continue
             self.metrics.record(pending.request.procedure, pending.took_s, error=type(error).__name__ if error else "")
@@ -254,10 +245,6 @@ class Client:
         with self._changed:
             self._break("the server does not export it")
         return True
-
-    def _lost(self) -> StoreError:
-        """Why there is no connection, or was none a moment ago."""
-        return self._failure or Unreachable(f"the connection to the NFS server {self.location.server} was lost")
 
     def _silent(self, waited_s: float) -> StoreError:
         return DeadlineExceeded(f"the NFS server {self.location.server} did not answer for {waited_s:.0f} s")
@@ -386,12 +373,21 @@ class Client:
         return self._dial_nfs()
 
     def _dial_nfs(self) -> Any:
+        """A context whose server has been asked for the root, and for how much a READ or WRITE may move."""
         context = self._dial(libnfs.NFS_PROGRAM, self.location.port)
         try:
-            self._learn_sizes(context)
+            request = calls.fsinfo(self.root)
+            pending = Pending(request)
+            function, arguments = self._library.nfs["fsinfo"], ctypes.addressof(request.arguments)
+            self._ask(context, "NFS", pending, lambda answer: function(context, answer, arguments, None))
+            if pending.error is not None:
+                raise pending.error
         except BaseException:
             self._library.destroy(context)
             raise
+        sizes = pending.result or (0, 0)
+        read_bytes, write_bytes = (max(4096, min(each or TRANSFER_BYTES, TRANSFER_BYTES)) for each in sizes)
+        self._sizes = read_bytes, write_bytes
         return context
 
     def _mount(self) -> bytes:
@@ -424,18 +420,6 @@ class Client:
         if status == MOUNT_NOENT:
             return NotFound(f"the NFS server {server} has no {path} (showmount --exports {server} lists its exports)")
         return ServerFault(f"the NFS server {server} can't mount {path}: MOUNT answered {status}")
-
-    def _learn_sizes(self, context: Any) -> None:
-        """Ask for the root, and for how much a READ or WRITE may move."""
-        request = calls.fsinfo(self.root)
-        pending = Pending(request)
-        function, arguments = self._library.nfs["fsinfo"], ctypes.addressof(request.arguments)
-        self._ask(context, "NFS", pending, lambda answer: function(context, answer, arguments, None))
-        if pending.error is not None:
-            raise pending.error
-        sizes = pending.result or (0, 0)
-        read_bytes, write_bytes = (max(4096, min(each or TRANSFER_BYTES, TRANSFER_BYTES)) for each in sizes)
-        self._sizes = read_bytes, write_bytes
 
     def _dial(self, program: int, port: int) -> Any:
         """A new context, connected to a program of the server."""

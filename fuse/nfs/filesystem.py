@@ -84,12 +84,14 @@ class NFSFilesystem(FileServerFilesystem):
     do what the owner may; None: as it is. resumed: the kernel goes on with what it knew from a server that died.
     """
 
+    _nodes: Nodes
+
     def __init__(
         self, client: Client, state: Path, *, loop: Loop, ttl_s: float, group: int | None, limit: int, resumed: bool
     ) -> None:
         self.client = client
-        self._nodes = Nodes(NodeLog(state / "nodes.log"), limit)
-        super().__init__(self._nodes, threading.Condition(), loop=loop, ttl_s=ttl_s, group=group)
+        nodes = Nodes(NodeLog(state / "nodes.log"), limit)
+        super().__init__(nodes, client, loop=loop, ttl_s=ttl_s, group=group)
         self._files = OpenFiles(client, self._nodes, self._lock, state)
         self._written: dict[Node, Uncommitted] = {}
         self._identities = Identities()
@@ -104,7 +106,7 @@ class NFSFilesystem(FileServerFilesystem):
         self._nodes.resume()
         client.root = self._nodes.root().handle
         for handle in self._files.resume():
-            if handle.writable:
+            if handle.flags & os.O_ACCMODE != os.O_RDONLY:
                 node, identity = handle.node, handle.identity
                 self._written[node] = node.uncommitted = Uncommitted(node.handle, identity, self._seen_verifier)
 
@@ -153,8 +155,14 @@ class NFSFilesystem(FileServerFilesystem):
         for line in self.flush_all():
             log.error("not on the server's disk", extra=fields(what=line))
 
+    def status(self) -> dict[str, object]:
+        """See FileServerFilesystem."""
+        why = "the kernel keeps what it has read until the server's file changes"
+        reads = {"path": "keep-cache", "why": why}
+        return {**super().status(), "library": self.client.library_name, "reads": reads}
+
     def uncommitted(self) -> list[tuple[int, int]]:
-        """(inode, bytes) that the server has not committed yet, as far as this process wrote them."""
+        """See FileServerFilesystem."""
         with self._lock:
             return [(node.ino, one.bytes) for node, one in self._written.items() if one]
 
@@ -240,7 +248,7 @@ class NFSFilesystem(FileServerFilesystem):
         """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        return await self._lane(self._lookup, self._asked(caller), self._nodes.get(parent), name)
+        return await self.loop.lane(self._lookup, self._asked(caller), self._nodes.get(parent), name)
 
     def _lookup(self, identity: Credentials, directory: Node, name: bytes) -> Entry:
         try:
@@ -262,7 +270,7 @@ class NFSFilesystem(FileServerFilesystem):
             found = self._create_new(identity, directory, name, mode)
             return self._entry(*self._look_up(found, directory, name, identity))
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """See ops.Filesystem."""
@@ -291,11 +299,11 @@ class NFSFilesystem(FileServerFilesystem):
                 found = Found(b"", None)  # the first request made it, and its answer was lost
             return self._entry(*self._look_up(found, directory, name, identity))
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem. What is open gets another name until it is closed."""
-        await self._lane(self._unlink, self._asked(caller), self._nodes.get(parent), name)
+        await self.loop.lane(self._unlink, self._asked(caller), self._nodes.get(parent), name)
 
     def _unlink(self, identity: Credentials, directory: Node, name: bytes) -> None:
         with self._files.taking_away(directory, name, identity) as opened:
@@ -307,7 +315,7 @@ class NFSFilesystem(FileServerFilesystem):
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
         request = calls.rmdir(self._nodes.get(parent).handle, name)
-        await self._lane(remove_name, self.client, request, self._asked(caller))
+        await self.loop.lane(remove_name, self.client, request, self._asked(caller))
 
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
@@ -316,7 +324,7 @@ class NFSFilesystem(FileServerFilesystem):
         if flags:
             raise FSError(errno.EINVAL)
         directories = self._nodes.get(parent), self._nodes.get(new_parent)
-        await self._lane(self._rename, self._asked(caller), directories, name, new_name)
+        await self.loop.lane(self._rename, self._asked(caller), directories, name, new_name)
 
     def _rename(self, identity: Credentials, directories: tuple[Node, Node], name: bytes, new_name: bytes) -> None:
         old, new = directories
@@ -348,17 +356,17 @@ class NFSFilesystem(FileServerFilesystem):
                     raise
             return self._lookup(identity, directory, new_name)
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""
-        return await self._lane(self.client.call, calls.readlink(self._nodes.get(ino).handle))
+        return await self.loop.lane(self.client.call, calls.readlink(self._nodes.get(ino).handle))
 
     # -- attributes
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """See ops.Filesystem."""
-        return await self._lane(self._getattr, self._nodes.get(ino))
+        return await self.loop.lane(self._getattr, self._nodes.get(ino))
 
     def _getattr(self, node: Node) -> AttrReply:
         attributes = self._settled(node, partial(self.client.call, calls.getattr(node.handle)))
@@ -370,7 +378,7 @@ class NFSFilesystem(FileServerFilesystem):
         node, identity = self._nodes.get(ino), self._asked(caller)
         if changes.size is not None and self._files.get(fh) is not None:
             identity = self._files.identity(fh)  # who may write to it may change its size
-        return self._reply(node, await self._lane(self._set, node, identity, changes))
+        return self._reply(node, await self.loop.lane(self._set, node, identity, changes))
 
     def _set(self, node: Node, identity: Credentials, changes: SetAttr) -> Attributes:
         request = calls.setattr(node.handle, changes._replace(ctime_ns=None, kill_suidgid=False))
@@ -390,7 +398,7 @@ class NFSFilesystem(FileServerFilesystem):
 
     async def statfs(self, ino: Ino) -> StatFs:
         """See ops.Filesystem: what the server says, which of a directory with a quota may be that."""
-        space = await self._lane(self.client.call, calls.fsstat(self._nodes.get(ino).handle))
+        space = await self.loop.lane(self.client.call, calls.fsstat(self._nodes.get(ino).handle))
         return StatFs(
             space.bytes // BLOCK,
             space.bytes_available // BLOCK,
@@ -404,7 +412,7 @@ class NFSFilesystem(FileServerFilesystem):
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem."""
-        return await self._lane(self._open, self._nodes.get(ino), self._asked(caller), request.flags)
+        return await self.loop.lane(self._open, self._nodes.get(ino), self._asked(caller), request.flags)
 
     def _open(self, node: Node, identity: Credentials, flags: int) -> OpenReply:
         mode = flags & os.O_ACCMODE
@@ -444,7 +452,7 @@ class NFSFilesystem(FileServerFilesystem):
                 opened = OpenReply(self._files.add(node, identity, request.flags))
             return self._entry(node, attributes), opened
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     def _create_new(self, identity: Credentials, directory: Node, name: bytes, mode: int) -> Found:
         """A file that must not be there. Its access time tells whether it is ours, if the first answer is lost."""
@@ -466,7 +474,7 @@ class NFSFilesystem(FileServerFilesystem):
         if handle is None or handle.node.opens:
             return
         if handle.node.hidden or handle.node.uncommitted is not None:
-            await self._lane(self._last_close, handle.node)
+            await self.loop.lane(self._last_close, handle.node)
 
     def _last_close(self, node: Node) -> None:
         try:
@@ -484,10 +492,10 @@ class NFSFilesystem(FileServerFilesystem):
         """See ops.Filesystem."""
         node = self._nodes.get(ino)
         ask = partial(self._read_once, node, self._files.identity(fh), offset, size)
-        return await self._lane(self._settled, node, ask)
+        return await self.loop.lane(self._settled, node, ask)
 
     def _read_once(self, node: Node, identity: Credentials, offset: int, size: int) -> bytes:
-        client, most = self.client, self.client.read_bytes()
+        client, (most, _) = self.client, self.client.sizes()
         places = [(at, min(at + most, offset + size)) for at in range(offset, offset + size, most)]
         requests = [calls.read(node.handle, at, end - at) for at, end in places]
         pieces: list[bytes] = []
@@ -506,7 +514,7 @@ class NFSFilesystem(FileServerFilesystem):
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """See ops.Filesystem; the server drops setuid and setgid by itself."""
-        return await self._lane(self._write, self._nodes.get(ino), self._files.identity(fh), offset, bytes(payload))
+        return await self.loop.lane(self._write, self._nodes.get(ino), self._files.identity(fh), offset, bytes(payload))
 
     def _write(self, node: Node, identity: Credentials, offset: int, content: bytes) -> int:
         with self._lock:
@@ -525,7 +533,7 @@ class NFSFilesystem(FileServerFilesystem):
         """See ops.Filesystem: when a close returns, the server has the bytes on its disk."""
         uncommitted = self._nodes.get(ino).uncommitted
         if uncommitted:
-            await self._lane(uncommitted.commit, self.client)
+            await self.loop.lane(uncommitted.commit, self.client)
 
     async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
         """See ops.Filesystem."""
@@ -559,7 +567,7 @@ class NFSFilesystem(FileServerFilesystem):
             listing = self._listings[fh] = _Listing()
             listing.verifier = None
         node, identity = self._nodes.get(ino), self._files.identity(fh)
-        return await self._lane(self._readdir, node, identity, listing, offset, budget, plus)
+        return await self.loop.lane(self._readdir, node, identity, listing, offset, budget, plus)
 
     def _readdir(
         self, node: Node, identity: Credentials, listing: _Listing, offset: int, budget: DirBudget, plus: bool

@@ -1,43 +1,38 @@
 """The nodes that the kernel knows: an inode number for each file handle, and back.
 
 Inode numbers are the server's own (its fileid) as far as they are free, so that hard links have one number and a number
-is the same on all mounts. The table outlives the server process in a log (state.nodelog). Not locked: the file
-system's lock covers it.
+is the same on all mounts.
 """
 
 from __future__ import annotations
 
-import errno
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from ..ops import ROOT_INO, FSError, Held, Ino
+from ..fileserver import KnownNode, KnownNodes
+from ..ops import ROOT_INO, Ino
 from ..state.nodelog import NodeLog, NodeRecord
 from .calls import Attributes
 from .uncommitted import Uncommitted
 
-LOG_SLACK = 10_000
 FIRST_OTHER = 1 << 62
 """Inode numbers from here on are those that we choose."""
 Version = tuple[int, int, int]
 """mtime, ctime, size: what tells one content of a file from another, as far as version 3 can."""
 
 
-class Node:
+class Node(KnownNode):
     """One object of the server.
 
     pages: the version that the kernel's pages are of; None when it has none, or they are not known to be right.
-    opens: how many opens there are. hidden: (handle of the directory, name) under which it is kept after its removal.
+    hidden: (handle of the directory, name) under which it is kept after its removal.
     """
 
-    __slots__ = ("handle", "hidden", "ino", "kind", "nlookup", "opens", "pages", "uncommitted")
+    __slots__ = ("handle", "hidden", "pages", "uncommitted")
 
     def __init__(self, ino: Ino, handle: bytes, kind: int) -> None:
-        self.ino = ino
+        super().__init__(ino, kind)
         self.handle = handle
-        self.kind = kind
-        self.nlookup = 0
-        self.opens = 0
         self.pages: Version | None = None
         self.hidden: tuple[bytes, bytes] | None = None
         self.uncommitted: Uncommitted | None = None
@@ -48,21 +43,16 @@ def version(attributes: Attributes) -> Version:
     return attributes.mtime_ns, attributes.ctime_ns, attributes.size
 
 
-class Nodes:
-    """limit: how many there may be before the kernel is asked to give some up."""
+class Nodes(KnownNodes[Node]):
+    """See KnownNodes."""
 
     def __init__(self, log: NodeLog, limit: int) -> None:
-        self.by_ino: dict[int, Node] = {}
+        super().__init__(log, limit)
         self._by_handle: dict[bytes, Node] = {}
-        self._log = log
-        self._limit = limit
-        self._dropped: list[int] = []
 
     def begin(self, root: bytes) -> None:
         """A fresh mount, whose kernel knows the root only."""
-        self._log.rewrite([])
-        self._insert(Node(ROOT_INO, root, stat.S_IFDIR)).nlookup = 1
-        self._log.append([_record(self.by_ino[ROOT_INO])])
+        self._log.rewrite(self._records([self._insert(Node(ROOT_INO, root, stat.S_IFDIR))]))
 
     def resume(self) -> None:
         """What the kernel may know from a server that died."""
@@ -79,14 +69,7 @@ class Nodes:
         del self._by_handle[root.handle]
         root.handle = handle
         self._by_handle[handle] = root
-        self._log.append([_record(root)])
-
-    def get(self, ino: int) -> Node:
-        """Errors: ESTALE for one that is not known."""
-        node = self.by_ino.get(ino)
-        if node is None:
-            raise FSError(errno.ESTALE)
-        return node
+        self._write([root])
 
     def of(self, handle: bytes) -> Node | None:
         """The node of a handle, if the kernel has it."""
@@ -102,38 +85,13 @@ class Nodes:
                 node = self._insert(Node(ino, handle, stat.S_IFMT(attributes.mode)))
                 new.append(node)
             nodes.append(node)
-        if new:
-            try:
-                self._log.append([_record(node) for node in new], self._dropped)
-            except OSError:
-                for node in new:
-                    self._remove(node)
-                raise
-            self._dropped = []
-            if self._log.records > 2 * len(self.by_ino) + LOG_SLACK:
-                self._log.rewrite([_record(node) for node in self.by_ino.values()])
-        for node in nodes:
-            node.nlookup += 1
-        return nodes
+        return self._told(nodes, new)
 
-    def forget(self, ino: int, nlookup: int) -> None:
-        """The kernel has given up so many lookups. It is written down with the next node."""
-        node = self.by_ino.get(ino)
-        if node is None or node.ino == ROOT_INO:
-            return
-        node.nlookup -= nlookup
-        if node.nlookup <= 0:
+    def let_go(self, node: Node) -> None:
+        """See KnownNodes."""
+        if node.nlookup <= 0 and node.ino != ROOT_INO:
             self._remove(node)
-            self._dropped.append(ino)
-
-    def surplus(self) -> Sequence[Held]:
-        """Nodes to ask the kernel for, the oldest that nobody has open, when there are more than the limit."""
-        return list(self._oldest(len(self.by_ino) - self._limit)) if len(self.by_ino) > self._limit else ()
-
-    def _oldest(self, count: int) -> Iterator[Held]:
-        for node in list(self.by_ino.values())[: 2 * count]:
-            if not node.opens and node.kind != stat.S_IFDIR:
-                yield Held(node.ino, ROOT_INO, b"")
+            self._dropped.append(node.ino)
 
     def _free(self, fileid: int) -> Ino:
         ino = fileid
@@ -150,6 +108,5 @@ class Nodes:
         del self.by_ino[node.ino]
         del self._by_handle[node.handle]
 
-
-def _record(node: Node) -> NodeRecord:
-    return NodeRecord(node.ino, ROOT_INO, node.kind, "", node.handle)
+    def _records(self, nodes: Iterable[Node]) -> list[NodeRecord]:
+        return [NodeRecord(node.ino, ROOT_INO, node.kind, "", node.handle) for node in nodes]

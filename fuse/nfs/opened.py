@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import secrets
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,11 +45,6 @@ class Handle(NamedTuple):
     identity: Credentials
     flags: int
 
-    @property
-    def writable(self) -> bool:
-        """Opened for writing."""
-        return self.flags & os.O_ACCMODE != os.O_RDONLY
-
 
 class OpenFiles:
     """All open files and directories of a mount."""
@@ -65,7 +60,7 @@ class OpenFiles:
         """(inode, handle of the directory, name) of what was hidden, and was closed when its process died."""
         self._by_fh: dict[int, Handle] = {}
         # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
-        self._next_fh = time.time_ns()
+        self._fhs = count(time.time_ns())
         self._opens = 0
         """Of files, those that are being opened included."""
         self._removals = 0
@@ -139,9 +134,8 @@ class OpenFiles:
 
     def add(self, node: Node, identity: Credentials, flags: int) -> Fh:
         """A handle; of a file that was opened within opening()."""
+        fh = Fh(next(self._fhs))
         with self._lock:
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
             self._by_fh[fh] = Handle(node, identity, flags)
             self._table.add(fh, node.ino, flags, as_text(identity), 0)
         return fh

@@ -75,7 +75,7 @@ class Uncommitted:
 
     def _send(self, client: Client, offset: int, content: bytes, add: Callable[[_Write], None]) -> Written:
         """add: told of each piece that the server has only in its memory."""
-        size = client.write_bytes()
+        _, size = client.sizes()
         pieces = [(offset + at, content[at : at + size]) for at in range(0, len(content), size)]
         while True:
             requests = [calls.write(self._handle, at, piece) for at, piece in pieces]

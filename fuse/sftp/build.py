@@ -17,32 +17,7 @@ from .connection import Connection
 from .filesystem import SFTPFilesystem
 
 
-class MountedDirectory(MountedFileServer[SFTPFilesystem]):
-    """One file system and its connection."""
-
-    def __init__(self, filesystem: SFTPFilesystem, spec: MountSpec) -> None:
-        super().__init__(filesystem, spec)
-        self._connection = filesystem.connection
-
-    def status(self) -> dict[str, object]:
-        """What `datastore status` shows of this side."""
-        metrics = self._connection.metrics
-        return {
-            "location": str(self._connection.location),
-            "reads": {"path": "network", "why": "every open drops the kernel's pages: SFTP's times are whole seconds"},
-            "dirty": [],
-            "store": metrics.snapshot(),
-            "storage": metrics.silence.told(),
-            "reconnects": max(0, self._connection.reconnects),
-            "nodes": len(self.filesystem),
-        }
-
-    def flush_all(self) -> list[str]:
-        """Nothing is waiting: the server has every write that was answered."""
-        return []
-
-
-def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedDirectory:
+def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
     """Connect, then make the file system; resumed: the kernel already knows nodes of an earlier server.
 
     Errors: why the directory can't be mounted. A resumed mount waits for its server instead.
@@ -67,7 +42,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedDirectory:
     )
     if not resumed:
         _check(filesystem, location)
-    return MountedDirectory(filesystem, spec)
+    return MountedFileServer(filesystem, spec)
 
 
 def _check(filesystem: SFTPFilesystem, location: SFTPLocation) -> None:

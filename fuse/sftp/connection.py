@@ -90,10 +90,10 @@ class _Watch(asyncssh.SSHClient):
 class Connection:
     """One server and login."""
 
-    def __init__(self, location: SFTPLocation, *, outage_s: float = OUTAGE_S) -> None:
+    def __init__(self, location: SFTPLocation) -> None:
         """Errors: InvalidManifest for a private key that is none."""
         self.location = location
-        self.outage_s = outage_s
+        self.outage_s = OUTAGE_S
         self.metrics = StoreMetrics()
         self.reconnects = -1
         self._options = _login(location)
@@ -135,9 +135,9 @@ class Connection:
         Errors: SFTPFailed; what `call` raises; StoreError when the server did not answer for outage_s; ENOTCONN when
         the mount ends.
         """
-        silence, began = self.metrics.silence, time.monotonic()
-        error: BaseException | None = None
-        silence.asked()
+        began = time.monotonic()
+        failed, lost, received = "", "", 0
+        self.metrics.silence.asked()
         try:
             with self._beginning:
                 if self._stopping:
@@ -145,25 +145,16 @@ class Connection:
                 made = self._again(what, call, began + self.outage_s)
                 waiting = asyncio.run_coroutine_threadsafe(made, self._loop)
             result = waiting.result()
-        except StoreError as silent:
-            error = silent
-            silence.gave_up(silent)
-            raise
-        except concurrent.futures.CancelledError as ended:
-            error = ended
-            silence.answered()
-            raise FSError(errno.ENOTCONN) from None
-        except BaseException as refused:
-            error = refused
-            silence.answered()
-            raise
-        else:
-            silence.answered()
+            received = len(result) if isinstance(result, bytes) else 0
             return result
+        except BaseException as error:
+            failed, lost = type(error).__name__, str(error) if isinstance(error, StoreError) else ""
+            if isinstance(error, concurrent.futures.CancelledError):
+                raise FSError(errno.ENOTCONN) from None
+            raise
         finally:
-            received = len(result) if error is None and isinstance(result, bytes) else 0
-            name = type(error).__name__ if error else ""
-            self.metrics.record(what, time.monotonic() - began, sent=sent, received=received, error=name)
+            self.metrics.silence.ended(lost)
+            self.metrics.record(what, time.monotonic() - began, sent=sent, received=received, error=failed)
 
     def username(self) -> str:
         """Who logged in, '' before that."""

@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -107,6 +108,8 @@ class SFTPFilesystem(FileServerFilesystem):
     listing_bytes: of memory for the directories that are being read, all together.
     """
 
+    _nodes: Nodes
+
     def __init__(
         self,
         connection: Connection,
@@ -120,14 +123,14 @@ class SFTPFilesystem(FileServerFilesystem):
         resumed: bool,
     ) -> None:
         self.connection = connection
-        self._nodes = Nodes(state, limit, os.fsencode(connection.location.path))
-        super().__init__(self._nodes, threading.Condition(), loop=loop, ttl_s=ttl_s, group=group)
+        nodes = Nodes(state, limit, os.fsencode(connection.location.path))
+        super().__init__(nodes, connection, loop=loop, ttl_s=ttl_s, group=group)
         self._owner: Owner | None = None
         self._table = OpenTable(state / "opens")
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, _Listing] = {}
         self._listing_bytes = listing_bytes
-        self._next_fh = time.time_ns()  # never one that an earlier server gave out
+        self._fhs = count(time.time_ns())  # never one that an earlier server gave out
         self._left: list[bytes] = []
         """Paths of files that were removed while they were open, in a mount that was never unmounted."""
         if resumed:
@@ -167,6 +170,11 @@ class SFTPFilesystem(FileServerFilesystem):
                 with self._lock:
                     self._nodes.move(node, directory, other, HIDDEN)
             self._end_open(node)
+
+    def status(self) -> dict[str, object]:
+        """See FileServerFilesystem."""
+        why = "every open drops the kernel's pages: SFTP's times are whole seconds"
+        return {**super().status(), "reads": {"path": "network", "why": why}}
 
     def _end(self) -> None:
         self.connection.outage_s = END_S
@@ -277,7 +285,7 @@ class SFTPFilesystem(FileServerFilesystem):
         """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        return await self._lane(self._lookup, self._nodes.get(parent), name)
+        return await self.loop.lane(self._lookup, self._nodes.get(parent), name)
 
     def _lookup(self, directory: Node, name: bytes) -> Entry:
         try:
@@ -302,17 +310,13 @@ class SFTPFilesystem(FileServerFilesystem):
             ((_, entry),) = self._entries(directory, [(name, given)])
             return entry
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """See ops.Filesystem."""
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
-            try:
-                await sftp.mkdir(path, SFTPAttrs(permissions=mode & 0o7777))
-            except asyncssh.SFTPFailure:
-                if not repeated:
-                    raise
+            await _once(sftp.mkdir(path, SFTPAttrs(permissions=mode & 0o7777)), asyncssh.SFTPFailure, repeated)
             return await _with_mode(sftp, path, await sftp.lstat(path), mode)
 
         return await self._make("mkdir", parent, name, make)
@@ -321,11 +325,7 @@ class SFTPFilesystem(FileServerFilesystem):
         """See ops.Filesystem."""
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
-            try:
-                await sftp.symlink(target, path)
-            except asyncssh.SFTPFailure:
-                if not repeated:
-                    raise
+            await _once(sftp.symlink(target, path), asyncssh.SFTPFailure, repeated)
             return await sftp.lstat(path)
 
         return await self._make("symlink", parent, name, make)
@@ -343,7 +343,7 @@ class SFTPFilesystem(FileServerFilesystem):
             ((_, entry),) = self._entries(directory, [(name, given)])
             return entry
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
         """What a mere failure to make a name was: most often the name is taken, or there is no room."""
@@ -364,7 +364,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem. What is open gets another name until it is closed."""
-        await self._lane(self._unlink, self._nodes.get(parent), name)
+        await self.loop.lane(self._unlink, self._nodes.get(parent), name)
 
     def _unlink(self, directory: Node, name: bytes) -> None:
         node = directory.children.get(name)
@@ -379,11 +379,7 @@ class SFTPFilesystem(FileServerFilesystem):
             return
 
         async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
-            try:
-                await sftp.remove(path)
-            except asyncssh.SFTPNoSuchFile:
-                if not repeated:
-                    raise
+            await _once(sftp.remove(path), asyncssh.SFTPNoSuchFile, repeated)
 
         self._ask("remove", directory, remove, name)
         self._gone(node)
@@ -415,15 +411,12 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem."""
-        await self._lane(self._rmdir, self._nodes.get(parent), name)
+        await self.loop.lane(self._rmdir, self._nodes.get(parent), name)
 
     def _rmdir(self, directory: Node, name: bytes) -> None:
         async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
             try:
-                await sftp.rmdir(path)
-            except asyncssh.SFTPNoSuchFile:
-                if not repeated:
-                    raise
+                await _once(sftp.rmdir(path), asyncssh.SFTPNoSuchFile, repeated)
             except asyncssh.SFTPFailure:
                 async for line in sftp.scandir(path):
                     if line.filename not in (b".", b".."):
@@ -440,7 +433,7 @@ class SFTPFilesystem(FileServerFilesystem):
         if flags & ~1:
             raise FSError(errno.EINVAL)
         old, new = self._nodes.get(parent), self._nodes.get(new_parent)
-        await self._lane(self._rename, old, new, name, new_name, bool(flags))
+        await self.loop.lane(self._rename, old, new, name, new_name, bool(flags))
 
     def _rename(self, old: Node, new: Node, name: bytes, new_name: bytes, no_replace: bool) -> None:
         if no_replace:
@@ -464,7 +457,7 @@ class SFTPFilesystem(FileServerFilesystem):
     async def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
         """See ops.KnowsFilesByName."""
         old, new = self._nodes.get(parent), self._nodes.get(new_parent)
-        if name in old.children and await self._lane(self._is_there, new, new_name):
+        if name in old.children and await self.loop.lane(self._is_there, new, new_name):
             self._renamed(old, name, new, new_name)
 
     def _replace_open(self, replaced: Node, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
@@ -487,11 +480,8 @@ class SFTPFilesystem(FileServerFilesystem):
 
         async def move(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
             to = self._nodes.path(new, new_name)
-            try:
-                await (sftp.posix_rename(path, to) if what == "rename" else sftp.rename(path, to))
-            except asyncssh.SFTPNoSuchFile:
-                if not repeated:
-                    raise
+            moved = sftp.posix_rename(path, to) if what == "rename" else sftp.rename(path, to)
+            await _once(moved, asyncssh.SFTPNoSuchFile, repeated)
 
         try:
             self._ask(what, old, move, name)
@@ -518,7 +508,7 @@ class SFTPFilesystem(FileServerFilesystem):
     async def readlink(self, ino: Ino) -> bytes:
         """See ops.Filesystem."""
         node = self._nodes.get(ino)
-        return await self._lane(self._ask, "readlink", node, lambda sftp, path, _: sftp.readlink(path))
+        return await self.loop.lane(self._ask, "readlink", node, lambda sftp, path, _: sftp.readlink(path))
 
     # -- attributes
 
@@ -531,11 +521,11 @@ class SFTPFilesystem(FileServerFilesystem):
                 return self._reply(node, self._on(handle, "fstat", lambda file: file.stat()))
             return self._reply(node, self._lstat(node))
 
-        return await self._lane(ask)
+        return await self.loop.lane(ask)
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
         """See ops.Filesystem."""
-        return await self._lane(self._set, self._nodes.get(ino), self._handles.get(fh), changes)
+        return await self.loop.lane(self._set, self._nodes.get(ino), self._handles.get(fh), changes)
 
     def _set(self, node: Node, handle: Handle | None, changes: SetAttr) -> AttrReply:
         owner = self.owner()
@@ -564,7 +554,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def statfs(self, ino: Ino) -> StatFs:
         """See ops.Filesystem; by the extension statvfs@openssh.com."""
-        return await self._lane(self._statfs, self._nodes.get(ino))
+        return await self.loop.lane(self._statfs, self._nodes.get(ino))
 
     def _statfs(self, node: Node) -> StatFs:
         given = self._ask("statvfs", node, lambda sftp, path, _: sftp.statvfs(path))
@@ -574,7 +564,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem. The kernel drops its pages: times are of whole seconds, so no other sign tells."""
-        return await self._lane(self._open, self._nodes.get(ino), request.flags)
+        return await self.loop.lane(self._open, self._nodes.get(ino), request.flags)
 
     def _open(self, node: Node, flags: int) -> OpenReply:
         handle = Handle(node, flags)
@@ -608,7 +598,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._begin_open(node)
             return entry, OpenReply(self._add(handle))
 
-        return await self._lane(make)
+        return await self.loop.lane(make)
 
     def _create_new(self, directory: Node, name: bytes, mode: int, handle: Handle) -> SFTPAttrs:
         """A file that must not be there, open as `handle`. Errors: EEXIST."""
@@ -669,9 +659,8 @@ class SFTPFilesystem(FileServerFilesystem):
             self._nodes.let_go(node)
 
     def _add(self, handle: Handle) -> Fh:
+        fh = Fh(next(self._fhs))
         with self._lock:
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
             self._handles[fh] = handle
             self._table.add(fh, handle.node.ino, handle.flags, "", 0)
         return fh
@@ -687,7 +676,7 @@ class SFTPFilesystem(FileServerFilesystem):
             handle = self._handles.pop(fh, None)
             self._table.remove(fh)
         if handle is not None:
-            await self._lane(self._release, handle)
+            await self.loop.lane(self._release, handle)
 
     def _release(self, handle: Handle) -> None:
         node = handle.node
@@ -715,7 +704,7 @@ class SFTPFilesystem(FileServerFilesystem):
                 if passing:
                     self._close(handle)
 
-        return await self._lane(ask)
+        return await self.loop.lane(ask)
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
         """See ops.Filesystem; the server drops setuid and setgid by itself."""
@@ -735,7 +724,7 @@ class SFTPFilesystem(FileServerFilesystem):
                     self._close(handle)
             return len(content)
 
-        return await self._lane(send)
+        return await self.loop.lane(send)
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem: the server has every write that was answered."""
@@ -744,16 +733,14 @@ class SFTPFilesystem(FileServerFilesystem):
         """See ops.Filesystem; by the extension fsync@openssh.com. EOPNOTSUPP of a server without it."""
         handle = self._handles.get(fh)
         if handle is not None:
-            await self._lane(self._on, handle, "fsync", lambda file: file.fsync())
+            await self.loop.lane(self._on, handle, "fsync", lambda file: file.fsync())
 
     # -- directories
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """See ops.Filesystem."""
         self._nodes.get(ino)
-        with self._lock:
-            fh = Fh(self._next_fh)
-            self._next_fh += 1
+        fh = Fh(next(self._fhs))
         self._listings[fh] = _Listing()
         return OpenDirReply(fh)
 
@@ -761,7 +748,7 @@ class SFTPFilesystem(FileServerFilesystem):
         """See ops.Filesystem. A cursor is a place in the order of names, and SFTP has none, so all names are read at
         the first call. ENOMEM where they are more than there is memory for."""
         listing = self._listings.setdefault(fh, _Listing())  # of a process that died: it is read anew
-        return await self._lane(self._readdir, self._nodes.get(ino), listing, offset, budget, plus)
+        return await self.loop.lane(self._readdir, self._nodes.get(ino), listing, offset, budget, plus)
 
     def _readdir(self, node: Node, listing: _Listing, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         lines = listing.lines
@@ -787,7 +774,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._let_go(listing)
             lines = []
             async for found in sftp.scandir(path):
-                lines.append(_packed(_as_bytes(found.filename), found.attrs))
+                lines.append(_packed(os.fsencode(found.filename), found.attrs))
                 size = LINE_BYTES + len(lines[-1])
                 with self._lock:
                     listing.bytes += size
@@ -848,10 +835,6 @@ def _kind(given: SFTPAttrs) -> int:
     return stat.S_IFMT(given.permissions or 0) or stat.S_IFREG
 
 
-def _as_bytes(name: str | bytes) -> bytes:
-    return name if isinstance(name, bytes) else os.fsencode(name)
-
-
 def _packed(name: bytes, given: SFTPAttrs) -> bytes:
     """A line of a directory, such that lines are in the order of names: those have no zero byte."""
     numbers = (given.permissions, given.uid, given.gid, given.atime, given.mtime, given.size)
@@ -870,6 +853,15 @@ def _access(flags: int) -> int:
         os.O_WRONLY: asyncssh.FXF_WRITE,
         os.O_RDWR: asyncssh.FXF_READ | asyncssh.FXF_WRITE,
     }[flags & os.O_ACCMODE]
+
+
+async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeated: bool) -> None:
+    """Make a change. repeated: an earlier session may have made it already, of which `done` is the sign."""
+    try:
+        await change
+    except done:
+        if not repeated:
+            raise
 
 
 async def _with_mode(sftp: SFTPClient, path: bytes, given: SFTPAttrs, mode: int) -> SFTPAttrs:

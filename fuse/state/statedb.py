@@ -208,12 +208,11 @@ class StateDb:
         else:
             self._young.drop(staging)
 
-    def forget_removed(self, staging: str) -> None:
-        """The same of a file that is removed already: a row without its file counts for nothing, so it may stay."""
-        self.forget_unsent(staging, removed=True)
-
     def forget_unsent(self, staging: str, *, removed: bool = False) -> None:
-        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so."""
+        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so.
+
+        removed: the file is already: a row without its file counts for nothing, so it may stay.
+        """
         with self._lock:
             self._young.drop(staging, removed=removed)
             if staging in self._rows:

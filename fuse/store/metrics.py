@@ -30,7 +30,7 @@ class Silence:
         self._error = ""
 
     def asked(self) -> None:
-        """A call begins; answered() or gave_up() follows."""
+        """A call begins; ended() follows."""
         with self._lock:
             self._waiting += 1
             self._asked_at = time.monotonic()
@@ -43,18 +43,13 @@ class Silence:
             self._asked_at = time.monotonic()
             self._error = str(error)
 
-    def answered(self) -> None:
-        """A call has ended with an answer, be it a refusal."""
+    def ended(self, lost: str) -> None:
+        """A call has ended. lost: why there was no answer; "": there was one, be it a refusal."""
         with self._lock:
             self._waiting -= 1
-            self._since = time.monotonic() if self._waiting else None
-            self._error = ""
-
-    def gave_up(self, error: BaseException) -> None:
-        """A call has ended without one."""
-        with self._lock:
-            self._waiting -= 1
-            self._error = str(error)
+            self._error = lost
+            if not lost:
+                self._since = time.monotonic() if self._waiting else None
 
     def told(self) -> dict[str, Any]:
         """since and lastAsked (Unix time), silentSeconds, error of the last attempt; {} of a store that answers."""

@@ -100,9 +100,9 @@ class RetryingStore:
     A repeated create_upload may leave an empty upload behind, which pending_uploads shows.
     """
 
-    def __init__(self, inner: ObjectStore, retrier: Retrier | None = None, metrics: StoreMetrics | None = None) -> None:
+    def __init__(self, inner: ObjectStore, retrier: Retrier | None = None) -> None:
         self.inner = inner
-        self.metrics = metrics or StoreMetrics()
+        self.metrics = StoreMetrics()
         self.upload_pace = UploadPace()
         self._retrier = retrier or Retrier()
         self._clock = self._retrier.clock
@@ -235,7 +235,7 @@ class RetryingStore:
         began, call, silence = self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
         silence.asked()
-        failed, lost, by_store, got = "", False, True, 0
+        failed, lost, by_store, got = "", "", True, 0
         try:
             try:
                 answer = await attempt()
@@ -247,17 +247,14 @@ class RetryingStore:
                 got = received(answer)
             return answer
         except StoreError as error:
-            failed, lost = type(error).__name__, error.transient
-            if lost:
-                silence.gave_up(error)
+            failed, lost = type(error).__name__, str(error) if error.transient else ""
             raise
         except BaseException as error:
             failed, by_store = type(error).__name__, False
             raise
         finally:
             ended = self._clock()
-            if not lost:
-                silence.answered()
+            silence.ended(lost)
             if by_store and not lost:
                 self._answered_at = ended
             if by_store and call is not None:

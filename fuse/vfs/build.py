@@ -78,7 +78,7 @@ class MountedStore:
             seen = self._seen()  # nothing changes any more
         return {
             "location": str(self._spec.source),
-            "cache": {"bytes": used, "limit": limit, **core.reader.counts.snapshot()},
+            "cache": {"bytes": used, "limit": limit, **core.reader.counts},
             "store": self._store.metrics.snapshot(),
             "storage": self._store.metrics.silence.told(),
             **seen,

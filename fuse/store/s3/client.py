@@ -35,7 +35,6 @@ from ..base import (
     handed_over,
 )
 from ..limits import check_count, check_key, check_metadata, check_options, check_part_number, shown
-from ..metrics import StoreMetrics
 from ..retrying import Retrier, RetryingStore
 from . import xml
 from .caller import Caller, gather
@@ -339,7 +338,6 @@ def open_s3(
     capabilities: Capabilities | None = None,
     retrier: Retrier | None = None,
     limits: TransportLimits | None = None,
-    metrics: StoreMetrics | None = None,
     keys: CredentialSource | None = None,
     list_metadata: bool = False,
 ) -> RetryingStore:
@@ -352,7 +350,7 @@ def open_s3(
     """
     caller = gather(location, limits or TransportLimits(), keys)
     adapter = S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)
-    return RetryingStore(adapter, retrier, metrics)
+    return RetryingStore(adapter, retrier)
 
 
 def _described(options: WriteOptions) -> dict[str, str]:

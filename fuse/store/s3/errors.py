@@ -77,11 +77,9 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
 ConditionalRequestConflict refuse without effect while another request runs: try again."""
 
 _PAIRS = [(said, kind) for kind, (_, words) in _KINDS.items() for said in words.split()]
-_MEANT = dict(_PAIRS)
-assert len(_MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
-BY_CODE = {said: kind for said, kind in _MEANT.items() if not said.isdigit()}
-BY_STATUS = {int(said): kind for said, kind in _MEANT.items() if said.isdigit()}
-"""For answers without a known code: those to a HEAD have no body."""
+MEANT = dict(_PAIRS)
+"""By code; and by status, for answers without a known code: those to a HEAD have no body."""
+assert len(MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
 
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """What TLS makes of the end of a connection while something is sent: no fault of TLS, nor of who set it up."""
@@ -122,7 +120,7 @@ class Refusal:
 
 def error_class(refusal: Refusal) -> type[e.StoreError]:
     """Total: every refusal has a class."""
-    found = BY_CODE.get(refusal.code) or BY_STATUS.get(refusal.status)
+    found = MEANT.get(refusal.code) or MEANT.get(str(refusal.status))
     if found is None:
         found = e.ServerFault if refusal.status >= 500 else e.InvalidRequest
     if refusal.code == "AuthorizationHeaderMalformed" and (refusal.region or "region" in refusal.message):

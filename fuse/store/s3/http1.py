@@ -122,14 +122,13 @@ class Connection:
     they await it and never block, and the connection ends with the loop. Errors of all calls: TimeoutError, OSError.
     """
 
-    __slots__ = ("_blocks", "_edge", "_limit_s", "_loop", "_sent_at_once", "secure", "sock")
+    __slots__ = ("_edge", "_limit_s", "_loop", "_sent_at_once", "secure", "sock")
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         self.sock = sock
         self.secure = isinstance(sock, ssl.SSLSocket)
         self._limit_s = -2.0
         self._loop = loop
-        self._blocks = loop is None
         self._sent_at_once = False
         self._edge: Edge | _Kernel = _Kernel()
         if loop is not None:
@@ -169,7 +168,7 @@ class Connection:
     async def receive(self, size: int, pace: Pace, flags: int = 0) -> bytes:
         """What comes next, b"" at the end. After what was sent at once there is nothing yet; else it may have been told
         of meanwhile."""
-        if self._blocks:
+        if self._loop is None:
             self._limit(pace())
         elif self._sent_at_once:
             self._sent_at_once = False
@@ -187,7 +186,7 @@ class Connection:
         """
         done, flags = 0, 0 if self.secure else socket.MSG_WAITALL
         while done < len(view):
-            if self._blocks:
+            if self._loop is None:
                 self._limit(pace())
             try:
                 count = self.sock.recv_into(view[done:], 0, flags)
@@ -204,7 +203,7 @@ class Connection:
         left: Body = body
         waited = self._sent_at_once = False
         while left:
-            if self._blocks:
+            if self._loop is None:
                 self._limit(pace())
             try:
                 sent = self.sock.send(left if len(left) <= _SENT_BYTES else memoryview(left)[:_SENT_BYTES])
@@ -218,7 +217,7 @@ class Connection:
         """Both, without a copy and on a plain connection so that the server wakes once."""
         view, sent = memoryview(body), 0
         if not self.secure:
-            if self._blocks:
+            if self._loop is None:
                 self._limit(pace())
             try:
                 sent = self.sock.sendmsg((head, view[:_SENT_BYTES]))
@@ -233,7 +232,7 @@ class Connection:
 
         Where a plain connection blocks from the file's pages, past this process's memory.
         """
-        if not self._blocks:
+        if self._loop is not None:
             await self.send(part.read(), pace)  # in one: whether it waited is what receive() has to know
             return
         if self.secure:

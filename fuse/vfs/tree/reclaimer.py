@@ -74,7 +74,7 @@ def holdings(core: Core) -> dict[str, int]:
     """What the memory is taken by, as far as it is counted: the process's and the pieces' bytes, and numbers."""
     return {
         "resident": resident_bytes(),
-        "pieces": core.reader.held_bytes,
+        "pieces": core.reader.table.held_bytes,
         "nodes": len(core.nodes.by_ino),
         "listed": _listed(core.nodes.used.values()),
         "staged": len(core.nodes.staged),
@@ -117,7 +117,7 @@ class MemoryReclaimer:
         pressed = resident > self._ceiling * (_RELAXED if self._pressed else _PRESSED)
         if pressed != self._pressed:
             self._pressed = pressed
-            self._core.reader.limit_memory(self._shares.pieces // 4 if pressed else self._shares.pieces)
+            self._core.reader.table.limit(self._shares.pieces // 4 if pressed else self._shares.pieces)
         if nodes.grown >= _GROWN or self._pressed:
             nodes.grown = 0
             await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)

@@ -145,7 +145,7 @@ class Uploads:
         if staged is not None:
             staged.close(remove=True)
             if staged.journaled:
-                self._core.db.forget_removed(staged.name)
+                self._core.db.forget_unsent(staged.name, removed=True)
 
     def set_aside(self, node: Node) -> None:
         """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.

@@ -71,7 +71,9 @@ def narrow(store: Probe, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 def is_idle(reader: Reader) -> bool:
     """Whether nothing of the reader is on its way, on a loop that nobody else uses."""
     unended = reader.loop.lanes._unended + reader.loop.disk._unended
-    return not (unended or reader._ahead or reader._table.coming_bytes or reader._keeping._writing)
+    return not (
+        unended or reader._ahead or reader.table.held_bytes > reader.table._settled_bytes or reader._keeping._writing
+    )
 
 
 def settle(reader: Reader) -> None:
@@ -81,7 +83,7 @@ def settle(reader: Reader) -> None:
 
 
 def check(reader: Reader) -> None:
-    the_loop().call(lambda: check_pieces(reader._table))
+    the_loop().call(lambda: check_pieces(reader.table))
 
 
 def read(stream: ReadStream, offset: int, size: int) -> bytes:
@@ -137,7 +139,7 @@ def test_memory_lets_go_of_what_a_sequential_reader_has_behind_it_and_the_disk_h
     for offset in range(0, version.size, MIB):
         assert read(stream, offset, MIB) == content_[offset : offset + MIB]
         settle(reader)
-    assert reader.held_bytes <= 10 * MIB
+    assert reader.table.held_bytes <= 10 * MIB
     assert all(read(stream, offset, MIB) == content_[offset : offset + MIB] for offset in range(0, version.size, MIB))
     assert store.fetched_bytes == version.size
 
@@ -152,7 +154,7 @@ def test_memory_lets_go_of_a_small_file_that_is_closed_and_on_the_disk(
     settle(reader)
     assert cache.present(version)
     stream.close()
-    assert reader.held_bytes == 0
+    assert reader.table.held_bytes == 0
     assert read(reader.open(version), 0, MIB) == body
     assert store.gets == [None]
 
@@ -318,7 +320,7 @@ def test_memory_stays_in_its_limit(store: Probe, big: ObjectVersion) -> None:
     for offset in range(0, BIG, 256 * KIB):
         assert read(stream, offset, 256 * KIB) == BODY[offset : offset + 256 * KIB]
         check(reader)
-        assert reader._table.held_bytes <= 4 * MIB + 256 * KIB
+        assert reader.table.held_bytes <= 4 * MIB + 256 * KIB
     settle(reader)
 
 
@@ -400,9 +402,9 @@ def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big
 
     assert narrow.run(close_it()) == BODY[: 128 * KIB]
     assert store.gets == [ByteRange(0, 128 * KIB)]
-    assert reader._table.held_bytes == 128 * KIB
+    assert reader.table.held_bytes == 128 * KIB
     assert narrow.run(stream.read(128 * KIB, 10)) == BODY[128 * KIB : 128 * KIB + 10], "reads still work"
-    check_pieces(reader._table)
+    check_pieces(reader.table)
 
 
 def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: ObjectVersion) -> None:
@@ -433,7 +435,7 @@ def test_who_waits_for_dropped_readahead_has_it_fetched(store: Probe, narrow: Lo
         return await behind
 
     assert narrow.run(close_it()) == BODY[256 * KIB : 256 * KIB + MIB]
-    check_pieces(reader._table)
+    check_pieces(reader.table)
 
 
 def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
@@ -459,7 +461,7 @@ def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe)
     the_loop().call(partial(forget, reader, version))
     store.gate.set()
     assert ended(waiter) == b"x" * 10
-    assert reader._table.held_bytes == 0
+    assert reader.table.held_bytes == 0
 
 
 def test_prefetch_brings_the_whole_version_and_tells_its_progress(
@@ -474,7 +476,7 @@ def test_prefetch_brings_the_whole_version_and_tells_its_progress(
     small = store.add("small", b"123")
     assert resolve(reader.prefetch(small))
     assert store.gets[-1] is None
-    assert reader._table.held_bytes == 0, "memory is for readers"
+    assert reader.table.held_bytes == 0, "memory is for readers"
 
 
 def test_prefetch_says_when_there_is_no_room(store: Probe, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(store: Probe) -> 
     assert made.bytes == 0
     assert not resolve(made.awaited(versions[0].key))
     assert not resolve(made.brought(versions[0]))
-    assert reader.held_bytes == 0
+    assert reader.table.held_bytes == 0
 
 
 def test_pieces_are_kept_by_one_lane_and_beyond_a_bound_each_by_its_own(disk: SlowDisk) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from datastore.fuse.fileserver import LOG_SLACK
 from datastore.fuse.nfs.calls import Attributes
-from datastore.fuse.nfs.nodes import LOG_SLACK, Nodes
+from datastore.fuse.nfs.nodes import Nodes
 from datastore.fuse.ops import ROOT_INO, FSError
 from datastore.fuse.state.nodelog import NodeLog
 from tests.promises import promise

@@ -32,7 +32,7 @@ def filesystem(state: Path, contents: Sequence[bytes]) -> NFSFilesystem:
         return [answer() for _ in requests]
 
     client: Any = SimpleNamespace(
-        root=b"root", owner=Credentials(0, 0), reconnects=0, read_bytes=lambda: LIMIT, gather=gather, call=answer
+        root=b"root", owner=Credentials(0, 0), reconnects=0, sizes=lambda: (LIMIT, LIMIT), gather=gather, call=answer
     )
     return NFSFilesystem(cast("Client", client), state, loop=Loop(), ttl_s=1.0, group=None, limit=10, resumed=False)
 

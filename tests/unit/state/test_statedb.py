@@ -127,7 +127,7 @@ def test_rows_of_removed_files_go_together(path: Path, db: StateDb) -> None:
     db.record_unsent(row("kept"))
     for number in range(100):
         db.record_unsent(row(f"{number}"), lasting=True)
-        db.forget_removed(f"{number}")
+        db.forget_unsent(f"{number}", removed=True)
         assert [one.staging for one in db.unsent()] == ["kept"]
     assert 1 < len(in_table(path)) < 65
     db.close()
@@ -149,7 +149,7 @@ def test_a_young_row_is_no_transaction(path: Path, reopened: Reopened, db: State
     db.record_unsent(row("gone"))
     db.forget_unsent("gone")
     db.record_unsent(row("sent"))
-    db.forget_removed("sent")  # not said: the file is not there
+    db.forget_unsent("sent", removed=True)  # not said: the file is not there
     assert in_table(path) == []
     db.record_unsent(row("a", since_ns=1, error="refused"), lasting=True)
     assert in_table(path) == ["a"]
@@ -218,7 +218,7 @@ def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: py
     log = path.with_name("unsent.log")
     for number in range(100):
         db.record_unsent(row(f"{number}"))
-        db.forget_removed(f"{number}")
+        db.forget_unsent(f"{number}", removed=True)
         assert log.stat().st_size < 3000
     db.record_unsent(row("kept"))
     for number in range(200):

@@ -103,7 +103,7 @@ def test_nodes_that_the_kernel_never_had_go_when_they_are_idle(small: Client) ->
 def test_pressure_tightens_and_its_end_loosens(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the process is near its ceiling, whatever it is that takes the room."""
     limits: list[int] = []
-    monkeypatch.setattr(small.fs.core.reader, "limit_memory", limits.append)
+    monkeypatch.setattr(small.fs.core.reader.table, "limit", limits.append)
     look = MemoryReclaimer(small.fs.core)
     of = small.fs.core.settings.memory_bytes
     for resident in (of // 2, of, of, of // 10 * 8, of // 2, of // 2):
