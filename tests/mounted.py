@@ -188,11 +188,9 @@ class World:
         attributes: Literal["full", "listing"] = "full",
         ttl_s: float = TTL_S,
         prefix: str = "",
-        capacity_bytes: int = 0,
-        conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins",
-        write_back_s: float = 0.0,
+        **fields: Any,
     ) -> Client:
-        """A new mount with its own state and cache."""
+        """A new mount with its own state and cache. fields: more of its MountSpec."""
         directory = self._root / f"client{next(self._numbers)}"
         spec = MountSpec(
             name="test",
@@ -203,9 +201,7 @@ class World:
             cache_size_bytes=64 << 20,
             attributes=attributes,
             metadata_ttl_s=ttl_s,
-            capacity_bytes=capacity_bytes,
-            conflict=conflict,
-            write_back_s=write_back_s,
+            **fields,
         )
         return self.add(Client(self, directory, spec))
 

@@ -23,10 +23,7 @@ def test_a_line_is_time_level_logger_message_and_fields() -> None:
     assert line("it ended", code=1, key=b"a b\xff") == (
         "1970-01-01T00:00:00Z WARNING datastore.x it ended code=1 key='a b\\xff'"
     )
-
-
-def test_a_field_can_not_start_a_new_line() -> None:
-    assert "\n" not in line("x", text="one\ntwo")
+    assert "\n" not in line("x", text="one\ntwo"), "a field can't start one"
 
 
 @pytest.mark.parametrize(

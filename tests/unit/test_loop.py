@@ -22,6 +22,13 @@ from tests.patience import PATIENCE_S, eventually
 
 
 @pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def pipes() -> Iterator[list[tuple[int, int]]]:
     pairs = [os.pipe() for _ in range(2)]
     yield pairs
@@ -29,8 +36,8 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
         os.close(fd)
 
 
-def test_what_can_be_read_is_called_until_it_is_given_up(pipes: list[tuple[int, int]]) -> None:
-    loop, called = Loop(), list[int]()
+def test_what_can_be_read_is_called_until_it_is_given_up(loop: Loop, pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
     for at, (reading, _) in enumerate(pipes):
         loop.watch(reading, lambda at=at: called.append(at))  # type: ignore[misc]
     os.write(pipes[1][1], b"x")
@@ -39,11 +46,10 @@ def test_what_can_be_read_is_called_until_it_is_given_up(pipes: list[tuple[int, 
     loop.unwatch(pipes[1][0])
     loop.turn()
     assert called == [1, 0]
-    loop.close()
 
 
-def test_what_ends_another_one_in_the_same_turn_is_the_last_to_be_called(pipes: list[tuple[int, int]]) -> None:
-    loop, called = Loop(), list[int]()
+def test_what_ends_another_one_in_a_turn_is_the_last_to_be_called(loop: Loop, pipes: list[tuple[int, int]]) -> None:
+    called: list[int] = []
 
     def only(at: int) -> None:
         called.append(at)
@@ -54,11 +60,10 @@ def test_what_ends_another_one_in_the_same_turn_is_the_last_to_be_called(pipes: 
         os.write(writing, b"x")
     loop.turn()
     assert len(called) == 1
-    loop.close()
 
 
-def test_other_threads_have_it_call_something_and_wake_it() -> None:
-    loop, called = Loop(), list[int]()
+def test_other_threads_have_it_call_something_and_wake_it(loop: Loop) -> None:
+    called: list[int] = []
     threads = [threading.Thread(target=loop.soon, args=(lambda n=n: called.append(n),)) for n in range(8)]
     for thread in threads:
         thread.start()
@@ -69,7 +74,6 @@ def test_other_threads_have_it_call_something_and_wake_it() -> None:
     assert sorted(called) == list(range(8))
     loop.soon(lambda: None)
     loop.turn()
-    loop.close()
 
 
 def test_it_calls_now_and_then() -> None:
@@ -106,25 +110,23 @@ def test_the_end_is_told_to_who_waits_for_it_and_nothing_comes_after_it() -> Non
 # -- tasks
 
 
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
-    made.close()
-
-
 def turn_until_done(loop: Loop, *tasks: Future[Any]) -> None:
     while not all(task.done for task in tasks):
         loop.turn()
 
 
 def test_a_task_that_waits_for_nothing_ends_in_its_first_step(loop: Loop) -> None:
+    """Which comes when who made it begins it."""
+
     async def answer() -> int:
         return 7
 
     task = Task(loop, answer())
     told: list[int] = []
     task.on_done(lambda: told.append(task.result()))
+    loop.soon(lambda: None)
+    loop.turn()
+    assert not told
     task.step()
     task.on_done(lambda: told.append(task.result()))
     assert told == [7, 7]
@@ -254,17 +256,6 @@ def test_without_a_loop_a_coroutine_blocks_or_is_refused(loop: Loop) -> None:
     assert seen == ["tidied"] * 3
 
 
-def test_who_pauses_lets_others_go_on(loop: Loop) -> None:
-    seen: list[str] = []
-
-    async def sleeps(seconds: float) -> None:
-        await pause(seconds)
-        seen.append(f"{seconds}")
-
-    loop.run(each(sleeps, [0.05, 0.0, 0.02], 3))
-    assert seen == ["0.0", "0.02", "0.05"]
-
-
 @pytest.mark.parametrize("on_loop", [True, False])
 def test_each_of_several_is_called_so_many_side_by_side(loop: Loop, *, on_loop: bool) -> None:
     """All of them, though one fails; without a loop one after the other, up to that one."""
@@ -319,9 +310,11 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def test_an_edge_tells_that_something_came_or_can_be_sent(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_an_edge_tells_that_something_came_or_can_be_sent(
+    loop: Loop, ends: tuple[socket.socket, socket.socket]
+) -> None:
     """To each side what it waits for, as often as it changes."""
-    loop, (one, other) = Loop(), ends
+    one, other = ends
     edge = Edge(loop, one.fileno())
 
     async def receives() -> list[bytes]:
@@ -357,7 +350,6 @@ def test_an_edge_tells_that_something_came_or_can_be_sent(ends: tuple[socket.soc
         return await receiving
 
     assert loop.run(both()) == [b"a", b"b", b""]
-    loop.close()
 
 
 def test_who_waits_too_long_at_an_edge_is_told_so_with_the_next_look(
@@ -682,18 +674,3 @@ def test_who_waits_is_told_of_the_end() -> None:
             loop.close()
         running.result()
         ends(for_ever())
-
-
-def test_a_task_is_made_for_who_begins_it(loop: Loop) -> None:
-    """Nothing runs before step()."""
-    ran: list[int] = []
-
-    async def runs() -> None:
-        ran.append(1)
-
-    task: Task[None] = Task(loop, runs())
-    loop.soon(lambda: None)
-    loop.turn()
-    assert not ran
-    task.step()
-    assert ran == [1]

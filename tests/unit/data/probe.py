@@ -1,4 +1,4 @@
-"""The store of the reader's tests."""
+"""The store of the reader's tests, and caches of one directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectV
 from tests.memorystore import MemoryStore
 from tests.patience import passed
 
+LIMIT = 64 << 20
 NO_CACHE = BlockCache(Path("/dev/null"), 0, "n")
 """It can't keep anything there."""
 
@@ -57,3 +58,27 @@ class Probe(MemoryStore):
     @property
     def fetched_bytes(self) -> int:
         return sum(one.stop - one.start for one in self.gets if one is not None)
+
+
+class Caches:
+    """Makes a cache on the same directory each time, as another process would; their clock is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.now_s = 1000.0
+        self.made: list[BlockCache] = []
+
+    def __call__(self) -> BlockCache:
+        self.made.append(BlockCache(self.directory, LIMIT, "http://s3/bucket", monotonic=lambda: self.now_s))
+        self.made[-1].learn()
+        return self.made[-1]
+
+    def on_disk(self) -> int:
+        return sum(file.stat().st_blocks * 512 for file in self.objects() if file.is_file())
+
+    def objects(self, pattern: str = "*") -> list[Path]:
+        return list((self.directory / "objects").rglob(pattern))
+
+    def file(self, suffix: str) -> Path:
+        (found,) = self.objects(f"*{suffix}")
+        return found

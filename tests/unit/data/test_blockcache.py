@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,9 +24,9 @@ from datastore.fuse.data.openfiles import TOUCH_S
 from datastore.fuse.store.base import ETag, ObjectVersion
 from tests.patience import PATIENCE_S
 from tests.promises import promise
+from tests.unit.data.probe import LIMIT, Caches
 
 MIB = 1 << 20
-LIMIT = 64 * MIB
 
 
 def content(size: int, seed: int = 1) -> bytes:
@@ -37,30 +37,6 @@ def version(size: int, key: str = "a/b", etag: str = "e1") -> ObjectVersion:
     return ObjectVersion(key, ETag(etag), size)
 
 
-class Caches:
-    """Makes a cache on the same directory each time, as another process would; their clock is set by hand."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.now_s = 1000.0
-        self.made: list[BlockCache] = []
-
-    def __call__(self) -> BlockCache:
-        self.made.append(BlockCache(self.directory, LIMIT, "http://s3/bucket", monotonic=lambda: self.now_s))
-        self.made[-1].learn()
-        return self.made[-1]
-
-    def on_disk(self) -> int:
-        return sum(file.stat().st_blocks * 512 for file in self.objects() if file.is_file())
-
-    def objects(self, pattern: str = "*") -> list[Path]:
-        return list((self.directory / "objects").rglob(pattern))
-
-    def file(self, suffix: str) -> Path:
-        (found,) = self.objects(f"*{suffix}")
-        return found
-
-
 @pytest.fixture(autouse=True)
 def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out on a busy machine.
@@ -69,14 +45,6 @@ def exact_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(blockcache, "SMALL_BYTES", BLOCK_BYTES + 1)
     monkeypatch.setattr(cachespace, "LOCK_WAIT_S", PATIENCE_S)
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Caches]:
-    made = Caches(tmp_path / "cache")
-    yield made
-    for cache in made.made:
-        cache.close()
 
 
 def put(cache: BlockCache, size: int, held: int | None = None) -> tuple[BlockCache, ObjectVersion, bytes]:
@@ -457,16 +425,6 @@ def test_a_changed_file_is_not_lent(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 2 * MIB)
     Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
     assert cache.open_for_passthrough(file) is None
-
-
-def test_data_that_a_death_left_without_a_sidecar_is_replaced(fresh: Caches) -> None:
-    cache, body = fresh(), content(BLOCK_BYTES + 1)
-    file = version(len(body))
-    place = Path(cache._place(file).data_path)
-    place.parent.mkdir(parents=True)
-    place.write_bytes(b"half")
-    assert cache.write(file, 0, body)
-    assert fresh().read(file, 0, len(body)) == body
 
 
 @pytest.mark.parametrize("size", [5000, BLOCK_BYTES + 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from datastore.fuse.data.cachespace import CacheSpace
 from datastore.fuse.data.openfiles import TOUCH_S
 from datastore.fuse.data.packs import Packs, Small, in_groups
 from datastore.fuse.store.base import Body, ETag, ObjectVersion
+from tests.unit.data.probe import LIMIT, Caches
 
-LIMIT = 64 << 20
 BODIES = {f"k{number}": os.urandom(1000 + number) for number in range(10)}
 
 
@@ -27,37 +28,10 @@ def version(key: str) -> ObjectVersion:
     return ObjectVersion(key, ETag("e"), len(BODIES[key]))
 
 
-class Caches:
-    """Makes a cache on the same directory each time, as another process would; their clock is set by hand."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.now_s = 1000.0
-
-    def __call__(self) -> BlockCache:
-        cache = BlockCache(self.directory, LIMIT, "b", monotonic=lambda: self.now_s)
-        cache.learn()
-        return cache
-
-    def packs(self) -> list[Path]:
-        return [file for file in self.directory.rglob("*") if file.suffix == ".pack"]
-
-    def on_disk(self) -> int:
-        return sum(path.stat().st_blocks * 512 for path in self.packs())
-
-    def evicted_and_open(self) -> int:
-        """How many packs this process keeps from being given back to the disk."""
-        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        return sum(link.startswith(str(self.directory)) and link.endswith(".pack (deleted)") for link in links)
-
-    def pack(self) -> Path:
-        (found,) = self.packs()
-        return found
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Caches:
-    return Caches(tmp_path / "cache")
+def evicted_and_open(fresh: Caches) -> int:
+    """How many packs this process keeps from being given back to the disk."""
+    links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(link.startswith(str(fresh.directory)) and link.endswith(".pack (deleted)") for link in links)
 
 
 def keep(cache: BlockCache, *keys: str) -> bool:
@@ -75,12 +49,12 @@ def test_what_is_kept_together_is_in_one_file_and_found_by_who_starts_later(fres
     one = fresh()
     assert keep(one)
     assert held(one) == held(fresh()) == set(BODIES)
-    assert fresh.pack().stat().st_size == 16 + 16 * 10 + sum(map(len, BODIES.values()))
+    assert fresh.file(".pack").stat().st_size == 16 + 16 * 10 + sum(map(len, BODIES.values()))
     assert one.read(version("k3"), 10, 20) == BODIES["k3"][10:30]
     assert one.present(version("k3"))
     assert one.open_for_passthrough(version("k3")) is None
     assert not one.present(version("k3")._replace(etag=ETag("other")))
-    assert all(path.stat().st_mode & 0o77 == 0 for path in (fresh.pack(), *fresh.pack().parents[:2]))
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (fresh.file(".pack"), *fresh.file(".pack").parents[:2]))
 
 
 def test_what_is_kept_later_follows_in_the_same_file_and_nothing_is_kept_twice(fresh: Caches) -> None:
@@ -89,7 +63,7 @@ def test_what_is_kept_later_follows_in_the_same_file_and_nothing_is_kept_twice(f
         assert keep(one, key)
     one.tidy()
     assert held(one) == {"k0", "k1"}
-    assert fresh.pack().stat().st_size == 2 * (16 + 16) + 1000 + 1001
+    assert fresh.file(".pack").stat().st_size == 2 * (16 + 16) + 1000 + 1001
     assert one.write(version("k2"), 0, BODIES["k2"][:999]), "a part of a block is not for the disk"
     assert held(fresh()) == {"k0", "k1"}
 
@@ -106,7 +80,7 @@ def test_each_block_of_a_larger_one_is_kept_for_itself(fresh: Caches) -> None:
     assert cache.write(file, 0, body)
     assert fresh().present(file)
     assert fresh().read(file, 0, len(body)) == body
-    assert fresh.pack().stat().st_size == len(body) + 2 * 16 + 8 * 16, "no block twice"
+    assert fresh.file(".pack").stat().st_size == len(body) + 2 * 16 + 8 * 16, "no block twice"
 
 
 def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
@@ -115,7 +89,7 @@ def test_more_than_one_group_and_more_than_one_pack(fresh: Caches) -> None:
     for first in (0, 600):
         assert cache.write_small([(one, 0, one.key.ljust(1024).encode()) for one in many[first : first + 600]])
     full = cache.usage()[1] // 32
-    sizes = sorted(path.stat().st_size for path in fresh.packs())
+    sizes = sorted(path.stat().st_size for path in fresh.objects("*.pack"))
     assert len(sizes) > 3
     assert full <= sizes[1]
     assert sizes[-1] < 2.1 * full
@@ -171,7 +145,7 @@ def test_a_damaged_pack_is_never_believed(
     cache, keys = fresh(), list(BODIES)
     assert keep(cache, *keys[:5])
     assert keep(cache, *keys[5:])
-    path = fresh.pack()
+    path = fresh.file(".pack")
     with open(path, "r+b") as file:
         bad = damage(file.read())
         file.seek(0)
@@ -203,7 +177,7 @@ def test_a_pack_in_use_says_so_and_the_others_are_evicted(fresh: Caches) -> None
     one, two = fresh(), fresh()
     assert keep(one, "k0")
     assert keep(two, "k1")
-    for path in fresh.packs():
+    for path in fresh.objects("*.pack"):
         first = path.stat().st_size < len(BODIES["k1"]) + 32
         os.utime(path, ns=(1, 1) if first else (2, 2))
     fresh.now_s += TOUCH_S
@@ -219,17 +193,18 @@ def test_who_has_an_evicted_pack_open_reads_on_for_a_while_and_keeps_anew(fresh:
     three.learn()
     assert held(three) == {"k0", "k1"}
     two.make_room(LIMIT)
-    assert not fresh.packs()
+    assert not fresh.objects("*.pack")
     assert held(one) == {"k0", "k1"}
     assert keep(one, "k0")
-    assert held(fresh()) == {"k0"}
+    with contextlib.closing(fresh()) as later:
+        assert held(later) == {"k0"}
     three.tidy()
     assert held(three) == set()
     two.make_room(LIMIT)
-    assert fresh.evicted_and_open() == 2
+    assert evicted_and_open(fresh) == 2
     fresh.now_s += TOUCH_S
     assert held(one) == set()
-    assert fresh.evicted_and_open() == 0
+    assert evicted_and_open(fresh) == 0
     assert keep(one, "k1")
     assert held(fresh()) == {"k1"}
 
@@ -240,13 +215,13 @@ def test_who_reads_one_pack_lets_go_of_others_that_were_evicted(fresh: Caches) -
     assert keep(two, "k1")
     one.learn()
     assert held(one) == {"k0", "k1"}
-    two_pack = max(fresh.packs(), key=lambda path: path.stat().st_size)
+    two_pack = max(fresh.objects("*.pack"), key=lambda path: path.stat().st_size)
     two_pack.unlink()
     two.close()
-    assert fresh.evicted_and_open() == 1
+    assert evicted_and_open(fresh) == 1
     fresh.now_s += TOUCH_S
     assert one.read(version("k0"), 0, 10) == BODIES["k0"][:10]
-    assert fresh.evicted_and_open() == 0
+    assert evicted_and_open(fresh) == 0
 
 
 def test_an_evicted_pack_that_is_not_open_is_not_held(fresh: Caches) -> None:
@@ -277,7 +252,7 @@ def test_what_was_evicted_is_no_longer_learned_of(fresh: Caches) -> None:
     one.make_room(LIMIT)
     one.close()
     two.learn()
-    assert fresh.evicted_and_open() == 0
+    assert evicted_and_open(fresh) == 0
     assert not two.present(version("k0"))
 
 
@@ -295,13 +270,13 @@ def test_what_could_not_be_written_is_not_held_and_the_rest_is(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", full)
         assert not keep(cache, "k1")
-    assert len(fresh.packs()) == (0 if first else 1)
+    assert len(fresh.objects("*.pack")) == (0 if first else 1)
     assert cache.usage()[0] == fresh.on_disk()
     assert not keep(cache, "k1"), "the disk is left alone for a while"
     fresh.now_s += blockcache.PAUSE_S
     assert keep(cache, "k1")
     assert held(cache) == held(fresh()) == ({"k1"} if first else {"k0", "k1"})
-    assert len(fresh.packs()) == (1 if first else 2)
+    assert len(fresh.objects("*.pack")) == (1 if first else 2)
     assert cache.usage()[0] == fresh.on_disk()
 
 
@@ -328,14 +303,14 @@ def test_what_is_no_pack_does_not_hide_the_others(
 ) -> None:
     cache = fresh()
     assert keep(cache)
-    odd = fresh.pack().with_name("0000000a.pack")
+    odd = fresh.file(".pack").with_name("0000000a.pack")
     if kind == "symlink":
-        (tmp_path / "good").write_bytes(fresh.pack().read_bytes())
+        (tmp_path / "good").write_bytes(fresh.file(".pack").read_bytes())
         odd.symlink_to(tmp_path / "good")
     elif kind == "directory":
         odd.mkdir()
     elif kind == "fifo":
-        good = fresh.pack()
+        good = fresh.file(".pack")
         os.mkfifo(odd)
         monkeypatch.setattr(Packs, "_listed", lambda _: [(9, 10, 100), (1, int(good.stem, 16), good.stat().st_size)])
     else:

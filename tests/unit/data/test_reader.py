@@ -168,8 +168,8 @@ def test_an_empty_object_is_never_fetched(store: Probe, reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("size", [16 * KIB, 100_001, 128 * KIB, MIB])
-def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
-    store: Probe, reader: Reader, big: ObjectVersion, size: int
+def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once_and_kept(
+    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion, size: int
 ) -> None:
     stream = reader.open(big)
     got = b"".join(read(stream, offset, size) for offset in range(0, BIG, size))
@@ -177,6 +177,7 @@ def test_a_sequential_reader_gets_all_bytes_and_each_is_fetched_once(
     assert got == BODY
     assert store.fetched_bytes == BIG
     assert len(store.gets) < 20
+    assert cache.present(big)
 
 
 @pytest.mark.parametrize(("size", "on_loop"), [(MIB, True), (MIB + 1, False), (8 * MIB, False)])
@@ -275,20 +276,6 @@ def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, size
         read(reader.open(version), 0, 100)
     store.spoil = lambda body: body
     assert read(reader.open(version), 0, 100) == whole[:100]
-
-
-def test_what_was_fetched_is_in_the_disk_cache_for_the_next_process(
-    store: Probe, reader: Reader, cache: BlockCache, big: ObjectVersion
-) -> None:
-    stream = reader.open(big)
-    for offset in range(0, BIG, MIB):
-        read(stream, offset, MIB)
-    settle(reader)
-    assert cache.present(big)
-    del store.gets[:]
-    later = Reader(store, cache, the_loop()).open(big)
-    assert b"".join(read(later, offset, MIB) for offset in range(0, BIG, MIB)) == BODY
-    assert store.gets == []
 
 
 def test_what_the_disk_cache_holds_is_not_fetched_ahead(

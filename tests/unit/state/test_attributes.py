@@ -64,14 +64,6 @@ def test_answers_within_the_second_of_the_change(
 
 
 @promise("S-12")
-def test_a_racy_answer_does_not_leave_an_older_one(memory: AttributeMemory) -> None:
-    """What is known of the version before is not shown for the new one."""
-    memory.asking()(info(mode="old"))
-    memory.asking()(info(etag=E2, mtime_ns=20 * S, answered_ns=20 * S, mode="new"))
-    assert memory.known("f", E2, 20 * S) is None
-
-
-@promise("S-12")
 def test_the_next_mount_knows(db: StateDb, memory: AttributeMemory) -> None:
     """What was saved, and every full batch before."""
     for number in range(300):

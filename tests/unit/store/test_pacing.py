@@ -38,14 +38,10 @@ def seconds_of(clock: ManualClock, pace: UploadPace, *sizes: int) -> float:
 
 @promise("S-195")
 def test_what_is_sent_one_after_the_other_keeps_the_rate() -> None:
-    clock = ManualClock()
-    assert seconds_of(clock, paced(clock, 10_000), 1000, 1000, 500, 500, 1) == pytest.approx(0.3, abs=1e-4)
-
-
-@promise("S-195")
-def test_nothing_is_saved_up_while_nothing_is_sent() -> None:
+    """Nothing is saved up while nothing is sent."""
     clock = ManualClock()
     pace = paced(clock, 10_000)
+    assert seconds_of(clock, pace, 1000, 1000, 500, 500, 1) == pytest.approx(0.3, abs=1e-4)
     clock.advance(3600)
     assert seconds_of(clock, pace, 1000, 1000, 1000) == pytest.approx(0.2, abs=1e-4)
 

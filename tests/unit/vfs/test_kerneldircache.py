@@ -5,9 +5,9 @@ Of one reader, and of several who open a directory at the same moment.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -22,12 +22,9 @@ ALL = 1000
 OLD = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
-def reader_of(world: World, **changes: object) -> Client:
+def reader_of(world: World, **changes: Any) -> Client:
     """A readOnly client, as a Datastore has it unless told otherwise."""
-    made = world.client()
-    made.kill()
-    spec = dataclasses.replace(made.spec, read_only=True, attributes="listing", metadata_ttl_s=TTL_S)
-    return world.add(Client(world, made.directory, dataclasses.replace(spec, **changes)))  # type: ignore[arg-type]
+    return world.client(attributes="listing", ttl_s=TTL_S, **{"read_only": True, **changes})
 
 
 @pytest.fixture

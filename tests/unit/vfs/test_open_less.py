@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import random
@@ -26,10 +25,7 @@ BODY = random.Random(4).randbytes(9 * MIB)
 
 @pytest.fixture
 def reader(world: World) -> Client:
-    made = world.client()
-    made.kill()
-    spec = dataclasses.replace(made.spec, read_only=True, attributes="listing")
-    return world.add(Client(world, made.directory, spec))
+    return world.client(read_only=True, attributes="listing")
 
 
 @promise("S-51")

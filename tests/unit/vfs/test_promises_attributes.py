@@ -248,12 +248,18 @@ def test_a_walk_that_takes_long_is_told_attributes_to_its_end(world: World, one:
 
 @promise("S-13")
 def test_listing_sends_no_head(world: World) -> None:
-    """Stat is answered by the listing alone: default mode, the mount's owner, LastModified."""
+    """Stat is answered by the listing alone: default mode, the mount's owner, LastModified.
+
+    Also as fstat(2) of a directory, or of a file, that was opened long ago.
+    """
     world.put("d/f", b"abc", mode=str(stat.S_IFREG | 0o600), uid="5")
     client = world.client(attributes="listing")
     world.later()
     owner = client.fs.core.settings.defaults
+    inos = [client.local.stat(path).ino for path in ("d", "d/f")]
     for _ in range(3):
+        modes = [resolve(client.fs.getattr(ino, Fh(0))).attr.mode for ino in inos]
+        assert modes == [stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644]
         assert client.local.stat("d").mode == stat.S_IFDIR | 0o755
         attr = client.local.stat("d/f")
         assert (attr.mode, attr.uid, attr.gid) == (stat.S_IFREG | 0o644, owner.uid, owner.gid)
@@ -261,19 +267,6 @@ def test_listing_sends_no_head(world: World) -> None:
         client.local.scandir("d", plus=True)
         world.later()
     assert client.local.read("d/f") == b"abc"
-    assert client.calls("head") == 0
-
-
-@promise("S-13")
-def test_listing_sends_no_head_for_what_is_open(world: World) -> None:
-    """As fstat(2) of a directory, or of a file, that was opened long ago."""
-    world.put("d/f", b"abc")
-    client = world.client(attributes="listing")
-    inos = [client.local.stat(path).ino for path in ("d", "d/f")]
-    for _ in range(2):
-        world.later()
-        modes = [resolve(client.fs.getattr(ino, Fh(0))).attr.mode for ino in inos]
-        assert modes == [stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644]
     assert client.calls("head", "head_many") == 0
 
 

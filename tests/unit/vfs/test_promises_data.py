@@ -18,21 +18,6 @@ MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE = 1, 2, 8, 16
 
 
-@promise("S-17")
-def test_partial_writes(world: World, one: Client) -> None:
-    """Random writes into a file that is in the store change those bytes and no others."""
-    old = pattern(100_000)
-    world.put("f", old)
-    with one.local.opened("f", os.O_RDWR) as file:
-        file.write(b"AAA", 10)
-        file.write(b"BBB", 50_001)
-        file.write(b"CCC", 99_999)
-        expected = bytearray(old)
-        expected[10:13], expected[50_001:50_004], expected[99_999:] = b"AAA", b"BBB", b"CCC"
-        assert file.read() == expected
-    assert world.body("f") == expected
-
-
 @promise("S-143")
 def test_what_no_object_can_hold_is_refused_before_anything_is_sent(world: World, one: Client) -> None:
     """EFBIG beyond 5 TiB: the holes of such a file would all be sent, and refused at the very end."""
@@ -44,28 +29,6 @@ def test_what_no_object_can_hold_is_refused_before_anything_is_sent(world: World
         assert file.stat().size == 3
     failing(errno.EFBIG, one.local.truncate, "f", OBJECT_MAX + 1)
     assert world.body("f") == b"old"
-
-
-@promise("S-17")
-@pytest.mark.parametrize("size", [0, 1, 5000, 8192, 20_000])
-@pytest.mark.parametrize("by", ["path", "descriptor"])
-def test_truncate(world: World, one: Client, size: int, by: str) -> None:
-    """By path and by descriptor; what is added is zeros, also where there were other bytes before."""
-    old = pattern(10_000)
-    world.put("f", old)
-    expected = old[:size].ljust(size, b"\0")
-    if by == "path":
-        one.local.truncate("f", size)
-        assert world.body("f") == expected
-        one.local.truncate("f", 15_000)
-    else:
-        with one.local.opened("f", os.O_RDWR) as file:
-            file.truncate(size)
-            assert file.stat().size == size
-            file.truncate(15_000)
-            assert file.read() == expected[:15_000].ljust(15_000, b"\0")
-    assert world.body("f") == expected[:15_000].ljust(15_000, b"\0")
-    assert one.local.stat("f").size == 15_000
 
 
 @promise("S-17")
@@ -232,19 +195,6 @@ def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, h
         assert file.read() == content
     assert world.contents() == {left: b"replacement"}
     assert one.fs.core.db.intents() == []
-
-
-@promise("S-23")
-def test_hidden_copies_are_removed_by_the_next_mount(world: World, one: Client) -> None:
-    """When the process died before the last close."""
-    world.put("f", pattern(3 * MIB))
-    one.keep_small_copies_only(MIB)
-    one.local.open("f")
-    one.local.unlink("f")
-    assert len(world.all_keys()) == 1
-    again = one.again()
-    assert world.all_keys() == []
-    assert again.fs.core.db.intents() == []
 
 
 @promise("S-23")

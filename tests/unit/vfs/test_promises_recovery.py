@@ -7,13 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from datastore.errors import ServerFault
 from tests.driving import resolve
 from tests.faulty import Fault, from_nth, no_faults
-from tests.mounted import Client, Died, World, dies_at, lived
+from tests.mounted import DOWN, Client, Died, World, dies_at, lived
 from tests.promises import promise
-
-DOWN = ServerFault("the server is down")
 
 
 def _file(world: World, client: Client, top: str) -> Callable[[], None]:

@@ -10,17 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from datastore.errors import ServerFault
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectVersion
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
-from tests.faulty import Fault, from_nth, no_faults
+from tests.faulty import Fault, no_faults
 from tests.localfs import ME
-from tests.mounted import Client, World, failing, fails
+from tests.mounted import DOWN, Client, World, failing
 from tests.promises import promise
-
-DOWN = ServerFault("the server is down")
 
 
 @promise("S-25")
@@ -171,22 +168,6 @@ def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> 
     assert one.local.listdir() == [b"e", b"h"]
 
 
-@promise("S-25")
-def test_a_rename_that_could_not_remove_the_old_key(world: World, one: Client) -> None:
-    """The error is reported, both names are there, and a later mount does not finish what was given up."""
-    world.put("f", b"x")
-    one.local.stat("f")
-    one.faulty.plan = lambda index, method: Fault(DOWN) if method == "delete" else None
-    failing(errno.EIO, one.local.rename, "f", "g")
-    one.faulty.plan = no_faults
-    world.later()
-    assert one.local.listdir() == [b"f", b"g"]
-    one.local.write("f", b"something else")
-    one.unmount()
-    one.again()
-    assert world.contents() == {"f": b"something else", "g": b"x"}
-
-
 @promise("S-26")
 def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other: Client) -> None:
     """What others put there goes along, keys that no name can spell included."""
@@ -304,24 +285,6 @@ def test_what_another_client_replaced_before_is_not_mixed(world: World, one: Cli
     failing(errno.ESTALE, file.close)
     assert world.contents() == {"e/f": won}
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
-
-
-@promise("S-26")
-def test_a_directory_rename_that_fails_loses_nothing(world: World, one: Client) -> None:
-    """Whichever call fails, every object is there afterwards, under the old or the new name."""
-    for number in range(20):
-        client, top = world.client(), f"top{number}"
-        for name in "abc":
-            world.put(f"{top}/d/{name}", name.encode())
-        client.local.listdir(f"{top}/d")
-        client.faulty.plan = from_nth(len(client.faulty.calls) + number, DOWN)
-        done = not fails(errno.EIO, client.local.rename, f"{top}/d", f"{top}/e")
-        bodies = world.contents()
-        for name in "abc":
-            assert name.encode() in (bodies.get(f"{top}/d/{name}"), bodies.get(f"{top}/e/{name}"))
-        if done:
-            return
-    raise AssertionError("the rename never ended")
 
 
 @promise("S-26")

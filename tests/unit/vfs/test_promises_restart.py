@@ -232,29 +232,6 @@ def test_a_directory_whose_names_an_older_server_wrote_otherwise_is_listed_anew(
     client.fs.releasedir(ino, fh)
 
 
-@promise("S-58")
-def test_a_changed_file_that_was_being_removed_does_not_come_back(world: World, client: Client) -> None:
-    """At whatever call the server dies."""
-    for number in range(20):
-        name = f"f{number}"
-        client = world.client()
-        file = client.local.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        file.write(b"temporary")
-        client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        done = lived(client.local.unlink, name)
-        client, (file,) = taken_over(client, file)
-        if not done:
-            with contextlib.suppress(FileNotFoundError):
-                client.local.unlink(name)
-        assert file.read() == b"temporary"
-        file.close()
-        assert resolve(client.fs.flush_all()) == []
-        assert world.all_keys() == []
-        if done:
-            return
-    raise AssertionError("a removal takes fewer calls")
-
-
 @promise("S-159", "S-19")
 @pytest.mark.parametrize("how", ["unlink", "rename"])
 @pytest.mark.parametrize("sent", [True, False])

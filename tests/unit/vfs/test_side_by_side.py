@@ -19,27 +19,6 @@ from tests.patience import passed
 from tests.promises import promise
 
 
-def test_the_first_error_is_raised_when_all_have_ended(one: Client) -> None:
-    """Nothing of it goes on when who asked for it is told."""
-    core, ended = one.fs.core, list[int]()
-
-    async def work(number: int) -> int:
-        await core.loop.sleep(0.01 if number == 3 else 0.0)
-        ended.append(number)
-        if number in fail:
-            raise OSError(number, "failed")
-        return number
-
-    fail: tuple[int, ...] = ()
-    assert resolve(core.each(work, range(7))) == list(range(7))
-    ended.clear()
-    fail = (3, 5)
-    with pytest.raises(OSError, match="failed") as caught:
-        resolve(core.each(work, range(7)))
-    assert caught.value.errno == 3
-    assert sorted(ended) == list(range(7))
-
-
 @pytest.mark.parametrize(
     ("size", "method", "on_loop"), [(SMALL, "put", True), (SMALL + 1, "put", False), (9 << 20, "upload_part", False)]
 )
