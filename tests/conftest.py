@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.servers import authority, minio, moto, tools_dir, versitygw, versitygw_tls
+from tests.tools.mounting import mounted_below
 
 __all__ = ["authority", "minio", "moto", "versitygw", "versitygw_tls"]
 
@@ -53,7 +54,7 @@ def clean_environment() -> Iterator[Path]:
         (home / ".run").mkdir(mode=0o700)
         patch.setenv("XDG_RUNTIME_DIR", str(home / ".run"))
         yield home
-    if not _mounts_below(home):
+    if not mounted_below(home):
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -84,14 +85,8 @@ def no_thread_stays_behind(nothing_stays_behind: None) -> Iterator[None]:
 
 
 def _leaks(roots: tuple[Path, ...], mark: str) -> list[str]:
-    mounts = [f"mount {mountpoint}" for root in roots for mountpoint in _mounts_below(root)]
+    mounts = [f"mount {mountpoint}" for root in roots for mountpoint in mounted_below(root)]
     return mounts + [f"process {told}" for told in _descendants(mark)]
-
-
-def _mounts_below(root: Path) -> list[str]:
-    points = (line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    decoded = (point.encode().decode("unicode_escape") for point in points)
-    return [point for point in decoded if point.startswith(f"{root}/")]
 
 
 def _descendants(mark: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -30,6 +30,7 @@ from tests.memorystore import MemoryBucket, MemoryStore, tried_once
 
 TTL_S = 1.0
 DOWN = ServerFault("the server is down")
+BUCKET = S3Location(bucket="bucket")
 WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "complete_upload")
 
 
@@ -54,6 +55,12 @@ def dies_at(n: int) -> Plan:
             raise Died
 
     return plan
+
+
+def spec_at(directory: Path, source: S3Location = BUCKET, **more: Any) -> MountSpec:
+    """Of a mount whose state is below a directory. more: fields of MountSpec."""
+    place, state, cache = (str(directory / name) for name in ("mountpoint", "state", "cache"))
+    return MountSpec(name="test", mountpoint=place, source=source, state_dir=state, cache_dir=cache, **more)
 
 
 class Kernel(Notifier):
@@ -182,27 +189,11 @@ class World:
         self._numbers = itertools.count(1)
         self._clients: list[Client] = []
 
-    def client(
-        self,
-        *,
-        attributes: Literal["full", "listing"] = "full",
-        ttl_s: float = TTL_S,
-        prefix: str = "",
-        **fields: Any,
-    ) -> Client:
+    def client(self, *, ttl_s: float = TTL_S, prefix: str = "", **fields: Any) -> Client:
         """A new mount with its own state and cache. fields: more of its MountSpec."""
         directory = self._root / f"client{next(self._numbers)}"
-        spec = MountSpec(
-            name="test",
-            mountpoint=str(directory / "mountpoint"),
-            source=S3Location(bucket="bucket", prefix=prefix),
-            state_dir=str(directory / "state"),
-            cache_dir=str(directory / "cache"),
-            cache_size_bytes=64 << 20,
-            attributes=attributes,
-            metadata_ttl_s=ttl_s,
-            **fields,
-        )
+        source = replace(BUCKET, prefix=prefix)
+        spec = spec_at(directory, source, cache_size_bytes=64 << 20, metadata_ttl_s=ttl_s, **fields)
         return self.add(Client(self, directory, spec))
 
     def add(self, client: Client) -> Client:

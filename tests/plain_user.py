@@ -22,6 +22,7 @@ from typing import IO
 import psutil
 
 from tests.servers import tools_dir
+from tests.tools.mounting import mounted_below
 
 USER = "datastore-test"
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -204,11 +205,9 @@ def _with_environment(place: Place, account: pwd.struct_passwd, staging: Path) -
 
 def _clear_leftovers(staging: Path, uid: int) -> None:
     """Unmount and end what a broken run left, and say so; the tests themselves fail on their own leaks."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mountpoint = line.split(" ")[4].encode().decode("unicode_escape")
-        if mountpoint.startswith(f"{staging}/"):
-            print(f"warning: {mountpoint} was left mounted")
-            subprocess.run(["umount", "--lazy", mountpoint], check=False)
+    for mountpoint in mounted_below(staging):
+        print(f"warning: {mountpoint} was left mounted")
+        subprocess.run(["umount", "--lazy", mountpoint], check=False)
     left = [process for process in psutil.process_iter(["uids"]) if process.info["uids"].real == uid]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

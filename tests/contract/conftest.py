@@ -4,7 +4,8 @@ them over TLS as well; each of these by threads that block, and on a loop."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 import pytest
@@ -40,12 +41,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A store with an empty bucket of its own, and one with another bucket of the same server."""
+    """A store with an empty bucket of its own. beside: makes another one on this server; its store and name."""
 
     name: str
     store: BlockingStore
-    other: BlockingStore
-    other_bucket: str
+    beside: Callable[[], tuple[BlockingStore, str]]
 
     @property
     def keeps_both(self) -> bool:
@@ -77,20 +77,25 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     reason = DEVIATIONS.get((name, test, case)) or DEVIATIONS.get((name, test, ""))
     if reason:
         request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-    if name.startswith("memory"):
-        buckets = [MemoryBucket(capabilities=KNOWN[name], keeps_both=name in KEEP_BOTH) for _ in range(2)]
-        buckets[0].others = {"other": buckets[1]}
-        yield Subject(name, BlockingStore(MemoryStore(buckets[0])), BlockingStore(MemoryStore(buckets[1])), "other")
-        return
-    server = request.getfixturevalue(of_server.replace("-", "_"))
-    locations = [location_of(server, f"contract-{next(_numbers)}") for _ in range(2)]
-    for location in locations:
-        probe(replace(location, create=True), writable=True, deadline_s=100)
-    adapters = [open_adapter(location, capabilities=KNOWN[name], list_metadata=True) for location in locations]
-    stores = [BlockingStore(OnLoop(each) if of_server != request.param else each) for each in adapters]
-    yield Subject(name, stores[0], stores[1], locations[1].bucket)
-    for each in stores:
-        each.close()
+    with ExitStack() as opened:
+        buckets: dict[str, MemoryBucket] = {}
+
+        def in_memory() -> tuple[BlockingStore, str]:
+            made = MemoryBucket(capabilities=KNOWN[name], keeps_both=name in KEEP_BOTH)
+            made.others = buckets
+            buckets[str(len(buckets))] = made
+            return BlockingStore(MemoryStore(made)), str(len(buckets) - 1)
+
+        def on_server() -> tuple[BlockingStore, str]:
+            server = request.getfixturevalue(of_server.replace("-", "_"))
+            location = location_of(server, f"contract-{next(_numbers)}")
+            probe(replace(location, create=True), writable=True, deadline_s=100)
+            adapter = open_adapter(location, capabilities=KNOWN[name], list_metadata=True)
+            store = BlockingStore(OnLoop(adapter) if of_server != request.param else adapter)
+            return opened.enter_context(closing(store)), location.bucket
+
+        another = in_memory if name.startswith("memory") else on_server
+        yield Subject(name, another()[0], another)
 
 
 @pytest.fixture

@@ -131,13 +131,13 @@ class TestObjects:
         assert (got.key, got.size, got.etag, got.mtime_ns) == (info.key, info.size, info.etag, info.mtime_ns)
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
     def test_bodies_of_every_kind_and_size_arrive(
-        self, store: BlockingStore, kind: type[bytes | bytearray | memoryview], size: int
+        self, store: BlockingStore, kind: type[bytes | bytearray | memoryview]
     ) -> None:
-        content = hashlib.shake_128(str(size).encode()).digest(size)
-        store.put("body", kind(content), PLAIN)
-        assert bytes(store.get("body")[0]) == content
+        for size in (0, 1, 70_000, 3_000_000):
+            content = hashlib.shake_128(str(size).encode()).digest(size)
+            store.put("body", kind(content), PLAIN)
+            assert bytes(store.get("body")[0]) == content, size
 
     def test_overwriting_replaces_body_metadata_and_etag(self, store: BlockingStore) -> None:
         first = store.put("key", b"one", WriteOptions(metadata={"a": "1"}))
@@ -158,6 +158,7 @@ class TestObjects:
     def test_many_heads_say_what_each_says(self, store: BlockingStore, listed: bool) -> None:
         """Also of those that are missing, or another version by now; twice, since servers get to be known."""
         etags: dict[str, ETag] = {}
+        missing = {"many/8", "many/missing", "many/missing too"}
         for number in range(60):
             options = WriteOptions(metadata={"n": str(number)})
             etags[f"many/{number}"] = store.put(f"many/{number}", b"x" * (number % 3), options).etag
@@ -165,6 +166,7 @@ class TestObjects:
         store.delete("many/8")
         objects = [Shown(key, etag if listed else ETag("")) for key, etag in etags.items()]
         objects[30:30] = [Shown("many/missing"), Shown("many/missing too", OTHER)]
+        single = {shown.key: store.head(shown.key) for shown in objects if shown.key not in missing}
         for _ in range(3):
             found: dict[int, ObjectInfo | StoreError] = {}
             store.head_many(objects, found.__setitem__)
@@ -173,9 +175,9 @@ class TestObjects:
                 answer = found[number]
                 if isinstance(answer, StoreError):
                     assert type(answer) is NotFound
-                    assert shown.key in {"many/8", "many/missing", "many/missing too"}
+                    assert shown.key in missing
                 else:
-                    assert answer._replace(server_time_ns=0) == store.head(shown.key)._replace(server_time_ns=0)
+                    assert answer._replace(server_time_ns=0) == single[shown.key]._replace(server_time_ns=0)
 
     @promise("S-150")
     def test_many_gets_bring_what_each_brings(self, store: BlockingStore) -> None:
@@ -195,16 +197,12 @@ class TestObjects:
             store.get_many(partial(next, iter(versions), None), take)
             assert found == {**bodies, "many/7": None, "many/8": None}
 
-    @pytest.mark.parametrize(
-        ("size", "start", "stop"),
-        [(10, 0, 1), (10, 3, 7), (10, 9, 10), (10, 0, 10), (10, 5, 100), (10, 10, 11), (10, 50, 60), (0, 0, 4096)],
-    )
-    def test_a_range_gives_what_there_is(self, store: BlockingStore, size: int, start: int, stop: int) -> None:
-        content = b"0123456789"[:size]
+    @pytest.mark.parametrize("content", [b"0123456789", b""])
+    def test_a_range_gives_what_there_is(self, store: BlockingStore, content: bytes) -> None:
         written = store.put("digits", content, PLAIN)
-        body, info = store.get("digits", byte_range=ByteRange(start, stop))
-        assert bytes(body) == content[start:stop]
-        assert (info.size, info.etag) == (size, written.etag)
+        for start, stop in ((0, 1), (3, 7), (9, 10), (0, 10), (5, 100), (10, 11), (50, 60), (0, 4096)):
+            body, info = store.get("digits", byte_range=ByteRange(start, stop))
+            assert (bytes(body), info.size, info.etag) == (content[start:stop], len(content), written.etag), start
 
     def test_a_read_of_another_version_is_refused(self, store: BlockingStore) -> None:
         etag = store.put("key", b"content", PLAIN).etag
@@ -464,7 +462,7 @@ class TestCopy:
         assert all_pages(store, "")[0] == ["good", "key"]
 
     def test_a_copy_comes_from_another_bucket(self, subject: Subject) -> None:
-        store, other, bucket = subject.store, subject.other, subject.other_bucket
+        store, (other, bucket) = subject.store, subject.beside()
         body = bytes(range(256)) * 24_000
         etag = other.put("dir/key", body, WriteOptions(metadata={"mode": "33188"})).etag
         kept = WriteOptions(metadata={"mode": "33152"})
@@ -637,10 +635,10 @@ class TestMultipart:
         with pytest.raises(NotFound):
             store.upload_part("key", UploadId("00000000-0000-0000-0000-000000000000"), PartNumber(1), b"part")
 
-    @pytest.mark.parametrize("number", [0, 10_001])
-    def test_part_numbers_are_bounded(self, store: BlockingStore, number: int) -> None:
-        with pytest.raises(InvalidRequest):
-            store.upload_part("key", UploadId("any"), PartNumber(number), b"part")
+    def test_part_numbers_are_bounded(self, store: BlockingStore) -> None:
+        for number in (0, 10_001):
+            with pytest.raises(InvalidRequest):
+                store.upload_part("key", UploadId("any"), PartNumber(number), b"part")
 
 
 class TestThreads:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.mounting import mounted_below
+
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "digits" / "demo.py"
 LIMIT_S = 60.0
 """The promise of the issue, on an otherwise idle machine; a loaded one gets four times that."""
@@ -31,10 +33,6 @@ def _start(tmp_path: Path) -> subprocess.Popen[str]:
     )
 
 
-def _mounts(folder: Path) -> list[str]:
-    return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {folder}" in line]
-
-
 def test_the_demo_trains_through_the_mount_and_all_of_it_is_there_afterwards(tmp_path: Path) -> None:
     process = _start(tmp_path)
     output, _ = process.communicate(timeout=4 * LIMIT_S)
@@ -45,7 +43,7 @@ def test_the_demo_trains_through_the_mount_and_all_of_it_is_there_afterwards(tmp
     for shown in ("1,797 PNG objects", "an empty directory, still there", "a link to epoch-30.joblib", "s3://models/"):
         assert shown in output
     assert list(tmp_path.iterdir()) == []
-    assert _mounts(tmp_path) == []
+    assert mounted_below(tmp_path) == []
 
 
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -61,4 +59,4 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     assert began, rest
     assert process.returncode == 130, rest
     assert list(tmp_path.iterdir()) == [], rest
-    assert _mounts(tmp_path) == []
+    assert mounted_below(tmp_path) == []

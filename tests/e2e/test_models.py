@@ -80,7 +80,7 @@ def laptop(versitygw: Server) -> Iterator[Laptop]:
         documents = []
         for name in ("models", "runs"):
             bucket = make_bucket(versitygw, f"{name}-{uuid.uuid4().hex[:12]}")
-            documents.append(manifest(versitygw, bucket).replace("name: work", f"name: {name}", 1))
+            documents.append(manifest(versitygw, bucket, name))
         (folder / "project.yaml").write_text(documents[0] + "---\n" + documents[1].split("---\n")[0])
         try:
             yield Laptop(folder, Client(folder))

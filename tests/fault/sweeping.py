@@ -16,9 +16,7 @@ from datastore.errors import (
     CorruptBody,
     DeadlineExceeded,
     PreconditionFailed,
-    ServerFault,
     StoreError,
-    Throttled,
     Unreachable,
 )
 from datastore.fuse.data import multipart
@@ -34,18 +32,17 @@ from tests.model.world import outcome
 ERRORS = {
     "unreachable": Unreachable("no route to the store"),
     "denied": AccessDenied("not allowed"),
-    "server fault": ServerFault("the server broke"),
-    "precondition": PreconditionFailed("another version"),
     "timeout": DeadlineExceeded("no answer in time"),
-    "throttled": Throttled("slow down"),
+    "precondition": PreconditionFailed("another version"),
     "truncated": CorruptBody("shorter than promised"),
 }
+"""What a call ends with. Below the retries ServerFault and Throttled are as Unreachable (fuse/errnos.py)."""
 METHODS = {
     "precondition": {"get", "put", "copy", "upload_part_copy", "complete_upload"},
     "truncated": {"get", "list_page"},
 }
 """Kinds that only these calls can end with."""
-EFFECTS = {"precondition": (False,), "throttled": (False,), "truncated": (False,), "timeout": (True,)}
+EFFECTS = {"precondition": (False,), "truncated": (False,), "timeout": (True,)}
 """Whether the call took effect before it failed: a refusal has none, and without any a timeout is as `unreachable`."""
 
 LOOKING = {"head", "get", "list_page", "pending_uploads"}

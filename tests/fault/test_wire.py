@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
 from datastore.fuse.store.base import Capabilities, ObjectStore
@@ -29,6 +28,7 @@ from tests.fault.sweeping import same_but_markers
 from tests.killing import kill
 from tests.localfs import LocalFs
 from tests.model.world import outcome
+from tests.mounted import spec_at
 from tests.promises import promise
 from tests.servers import Server, boto_client, make_bucket
 from tests.wireproxy import KINDS, Spoilt, WireProxy, no_faults, wire_proxy
@@ -187,14 +187,7 @@ class Wire:
         policy = RetryPolicy(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
         capabilities = Capabilities(max_key_segment_bytes=255)
         store = open_s3(self._s3, capabilities=capabilities, retrier=Retrier(policy), limits=self._limits)
-        spec = MountSpec(
-            name="wire",
-            mountpoint="",
-            source=self._s3,
-            state_dir=str(self._directory / "state"),
-            cache_dir=str(self._directory / "cache"),
-            metadata_ttl_s=0.0,
-        )
+        spec = spec_at(self._directory, self._s3, metadata_ttl_s=0.0)
         return build_filesystem(spec, store, loop=the_loop()), store
 
 

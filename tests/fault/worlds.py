@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from datastore.api.mountspec import MountSpec
-from datastore.api.source import S3Location
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
@@ -26,6 +24,7 @@ from tests.localfs import LocalFs
 from tests.memorystore import MemoryBucket, MemoryStore
 from tests.model.invariants import check_staged
 from tests.model.reference import HIDDEN
+from tests.mounted import spec_at
 from tests.patience import eventually
 
 MIN_PART = 4096
@@ -65,15 +64,7 @@ class FaultWorld:
         store: ObjectStore = self.faulty
         if self._retrying:
             store = RetryingStore(store, Retrier(RetryPolicy(first_delay_s=0.0), clock=stopped, sleep=no_sleep))
-        spec = MountSpec(
-            name="fault",
-            mountpoint="",
-            source=S3Location(bucket="memory"),
-            state_dir=str(self._directory / "state"),
-            cache_dir=str(self._directory / "cache"),
-            metadata_ttl_s=0.0,
-            **self._mount,
-        )
+        spec = spec_at(self._directory, metadata_ttl_s=0.0, **self._mount)
         self.fs: DatastoreFilesystem = build_filesystem(spec, store, loop=the_loop(), clock=self.clock, resumed=resumed)
         core = self.fs.core
         core.settings = replace(core.settings, silly_copy_bytes=SILLY_COPY)

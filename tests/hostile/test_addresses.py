@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from datastore.api.endpoints import EndpointPolicy
-from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location
 from datastore.controller.datastores.effective import effective_spec
 from datastore.controller.datastores.prober import BackendProber
@@ -25,6 +24,7 @@ from tests.adapter import open_adapter
 from tests.hostile import servers
 from tests.hostile.asking import KEYS, PATIENT, QUICK
 from tests.hostile.servers import hostile
+from tests.mounted import spec_at
 from tests.promises import promise
 from tests.unit.controller.datastores.test_effective import OF_CLASS, SHARED, body, storage_class
 from tests.unit.store.scripted import resolving
@@ -167,13 +167,7 @@ def test_the_controller_asks_for_users_by_the_policy_and_for_classes_without(of_
 @promise("S-203", "S-133")
 def test_a_mount_on_a_node_does_not_ask(tmp_path: Path) -> None:
     with hostile(servers.page) as server:
-        spec = MountSpec(
-            name="v",
-            mountpoint=str(tmp_path / "m"),
-            source=location_of("data", "127.0.0.1", server.port, TENANT),
-            state_dir=str(tmp_path / "state"),
-            cache_dir=str(tmp_path / "cache"),
-        )
+        spec = spec_at(tmp_path, location_of("data", "127.0.0.1", server.port, TENANT))
         for resumed in (False, True):
             with pytest.raises(EndpointNotAllowed):
                 now(build_mount(spec, resumed=resumed).filesystem.core.store.list_page(""))

@@ -7,10 +7,8 @@ import stat
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from datastore.api.mountspec import MountSpec
-from datastore.api.source import S3Location
 from datastore.fuse.loop import pause
 from datastore.fuse.store.base import ListPage
 from datastore.fuse.vfs.build import build_filesystem
@@ -23,6 +21,7 @@ from tests.killing import kill
 from tests.localfs import File, LocalFs
 from tests.memorystore import HookedStore, MemoryBucket, MemoryStore
 from tests.model.reference import Object
+from tests.mounted import spec_at
 
 T = TypeVar("T")
 _DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
@@ -71,23 +70,12 @@ class Mount:
         ttl_s: float = 0.0,
         page_keys: int = 1000,
         silly_copy_bytes: int = 1 << 20,
-        attributes: Literal["full", "listing"] = "full",
-        conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins",
-        write_back_s: float = 0.0,
+        **more: Any,
     ) -> None:
+        """more: fields of MountSpec."""
         self.bucket, self._clock = bucket, clock
         self._page_keys, self._silly_copy_bytes = page_keys, silly_copy_bytes
-        self._spec = MountSpec(
-            name="model",
-            mountpoint="",
-            source=S3Location(bucket="memory"),
-            state_dir=str(directory / "state"),
-            cache_dir=str(directory / "cache"),
-            attributes=attributes,
-            metadata_ttl_s=ttl_s,
-            conflict=conflict,
-            write_back_s=write_back_s,
-        )
+        self._spec = spec_at(directory, metadata_ttl_s=ttl_s, **more)
         self.build()
 
     def build(self, *, resumed: bool = False) -> None:

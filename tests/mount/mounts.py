@@ -23,7 +23,7 @@ import psutil
 from datastore import controlclient
 from tests.patience import eventually
 from tests.servers import Server, boto_client
-from tests.tools.mounting import COMMAND, COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
+from tests.tools.mounting import COMMAND_TIMEOUT_S, NAME, Client, give_back, manifest
 
 TTL_S = 0.3
 """metadataTTL of the shared mounts, whose tests look at the bucket with other clients too."""
@@ -72,20 +72,7 @@ class CommandMount:
 
     def command(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """`datastore ARGUMENTS` on this machine, bounded."""
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            # Files, not pipes: the mount server may keep the descriptors it was given.
-            done = subprocess.run(
-                [COMMAND, *map(str, arguments)],
-                env=Client(self.folder).environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-            )
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+        return Client(self.folder).command(*arguments)
 
     def status(self) -> dict[str, Any]:
         """`datastore status -o json`."""

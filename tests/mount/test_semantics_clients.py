@@ -343,7 +343,7 @@ def test_looking_all_the_time_does_not_keep_the_old(shared: Mount, clean_environ
         looking = threading.Thread(target=look)
         looking.start()
         try:
-            for number in range(3):
+            for number in range(2):
                 there.objects.put("file", str(number).encode() * (number + 1))
                 settle(ttl_s * 1.5)
                 assert (there.path / "file").stat().st_size == number + 1

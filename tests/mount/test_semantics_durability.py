@@ -139,24 +139,6 @@ def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable)
     assert unsent(mount) == []
 
 
-@promise("S-20", "S-21")
-def test_a_change_in_the_middle_survives_the_death_of_all(mount: Mount) -> None:
-    """A large object of which a few bytes were changed is whole and changed after the next mount."""
-    size = 24 << 20
-    mount.objects.put("large", b"a" * size)
-    eventually((mount.path / "large").exists, "the file is seen")
-    file = (mount.path / "large").open("r+b", buffering=0)
-    os.pwrite(file.fileno(), b"changed", 11 << 20)
-    mount.kill()
-    assert error_of(file.close) != 0
-    mount.umount()
-    mount.mount()
-    body = mount.objects.get("large")
-    assert len(body) == size
-    assert body.replace(b"changed", b"") == b"a" * (size - 7)
-    assert body[11 << 20 : (11 << 20) + 7] == b"changed"
-
-
 @promise("S-18")
 @pytest.mark.parametrize("outage", ["gone", "frozen"])
 def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage: str) -> None:
@@ -217,12 +199,12 @@ def test_reading_what_is_held_needs_no_server(mount: Mount, storage: Breakable) 
 
 @promise("S-195")
 def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_environment: Path) -> None:
-    """28 MiB at 2 MiB/s, the first 8 at once, take 10 s at least; reads wait for none of it."""
+    """20 MiB at 2 MiB/s, the first 8 at once, take 6 s at least; reads wait for none of it."""
     limited = mounted(mount.server, mount.bucket, clean_environment, mount.transport, uploadLimit="2Mi")
     mount.objects.put("there", BODY)
-    limited_s = 9.9
+    limited_s = 5.9
     with limited as second, ThreadPoolExecutor(1) as pool:
-        body = os.urandom(28 << 20)
+        body = os.urandom(20 << 20)
         began = time.monotonic()
         writing = pool.submit((second.path / "large").write_bytes, body)
         reads = 0
@@ -232,7 +214,7 @@ def test_an_upload_limit_is_kept_and_slows_nothing_else(mount: Mount, clean_envi
             time.sleep(0.1)
         writing.result()
         took_s = time.monotonic() - began
-        print(f"28 MiB with uploadLimit 2Mi: {took_s:.1f} s, {reads} reads meanwhile")
+        print(f"20 MiB with uploadLimit 2Mi: {took_s:.1f} s, {reads} reads meanwhile")
         assert took_s > limited_s
         assert reads >= 3, "they wait for the upload"
         assert mount.objects.get("large") == body

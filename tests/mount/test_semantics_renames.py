@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.conftest import Mounter
 from tests.mount.mounts import Area, fails, settle
-from tests.patience import eventually
 from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
@@ -143,36 +141,3 @@ def test_open_files_below_a_renamed_directory(area: Area) -> None:
     assert (body[:6], body[100_000:100_005], len(body)) == (b"before", b"after", 200_000)
     assert not [key for key in area.keys() if key.startswith("old")]  # noqa: SIM118  (keys of the bucket, no dict)
     assert sorted(os.listdir(area.path / "moved")) == ["changed", "new", "read"]
-
-
-@promise("S-27")
-def test_a_rename_cut_off_is_rolled_forward(mount_with: Mounter) -> None:
-    """Everything that serves is killed in the middle of a rename; the next mount finishes it."""
-    with mount_with() as mount:
-        (mount.path / "old").mkdir()
-        names = [f"old/{number:03d}" for number in range(300)]
-        for name in names:
-            mount.objects.put(name, name.encode())
-        settle(1.0)
-
-        def rename() -> None:
-            try:
-                (mount.path / "old").rename(mount.path / "new")
-            except OSError as error:
-                outcome.append(error.errno)
-
-        outcome: list[int | None] = []
-        renaming = threading.Thread(target=rename)
-        renaming.start()
-        eventually(lambda: mount.objects.keys("new/"), "the rename has begun")
-        mount.kill()
-        renaming.join(30)
-        assert not renaming.is_alive()
-        moved, left = len(mount.objects.keys("new/")), len(mount.objects.keys("old/"))
-        mount.umount()
-        mount.mount()
-        assert mount.objects.keys("old/") == []
-        assert len(mount.objects.keys("new/")) == 301
-        assert sorted(os.listdir(mount.path / "new")) == [name[4:] for name in names]
-        assert (mount.path / "new/017").read_bytes() == b"old/017"
-        assert (outcome, left >= 0) != ([], moved < 301), "the call returned success for half a rename"

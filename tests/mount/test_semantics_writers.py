@@ -220,26 +220,22 @@ def test_a_change_never_replaces_what_another_client_closed_meanwhile(believing:
     assert f"{area.name}/meanwhile-made" not in unsent(here, area.name)
 
 
-@promise("S-162")
-def test_a_touch_gives_way(believing: Believing) -> None:
-    """A new file to which nothing was written is the one that another client closed meanwhile."""
-    path = believing.here.path / "touch-absent-boto3/meanwhile"
-    with opened(path, os.O_WRONLY | os.O_CREAT):
-        believing.here.objects.put("touch-absent-boto3/meanwhile", THEIRS)
-    assert believing.here.objects.get("touch-absent-boto3/meanwhile") == THEIRS
-    if believing.here.transport == "kernel":
-        assert path.read_bytes() == THEIRS
-
-
-@promise("S-32")
-def test_who_writes_anew_replaces_what_another_client_closed_meanwhile(believing: Believing) -> None:
-    """The last close wins, of a name that is there and of one that is not."""
-    path = believing.here.path / "truncating-absent-boto3/meanwhile"
+@promise("S-162", "S-32")
+def test_a_touch_gives_way_and_who_writes_anew_does_not(believing: Believing) -> None:
+    """A new file to which nothing was written is the one that another client closed meanwhile; of who truncates it, the
+    last close wins, whether the name is there or not."""
+    here, objects, key = believing.here, believing.here.objects, "touch-absent-boto3/meanwhile"
+    with opened(here.path / key, os.O_WRONLY | os.O_CREAT):
+        objects.put(key, THEIRS)
+    assert objects.get(key) == THEIRS
+    if here.transport == "kernel":
+        assert (here.path / key).read_bytes() == THEIRS
+    key = "truncating-absent-boto3/meanwhile"
     for _ in range(2):
-        with opened(path, CREATES | os.O_TRUNC) as fd:
+        with opened(here.path / key, CREATES | os.O_TRUNC) as fd:
             os.write(fd, OURS)
-            believing.here.objects.put("truncating-absent-boto3/meanwhile", THEIRS)
-        assert believing.here.objects.get("truncating-absent-boto3/meanwhile") == OURS
+            objects.put(key, THEIRS)
+        assert objects.get(key) == OURS
 
 
 @promise("S-162", "S-31")

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -119,7 +119,7 @@ class Soak:
             with contextlib.suppress(Exception):
                 unsent = len(self._mount.told()["dirty"])
                 pending = self._pending()  # a new server ends those of a killed one
-            sample = look_at(self._mount.pids[0], self._state, self._mount.folder / "cache", self._began)
+            sample = self._look_once()
         if sample is None:
             self.outcome.wrong.append("no server lives at rest")
             return
@@ -135,7 +135,7 @@ class Soak:
                 worker.going.clear()
 
     def _look(self) -> Sample | None:
-        sample = look_at(self._mount.pids[0], self._state, self._mount.folder / "cache", self._began)
+        sample = self._look_once()
         if sample is None:
             return None
         pending = -1
@@ -144,6 +144,9 @@ class Soak:
             with contextlib.suppress(Exception):
                 pending = self._pending()
         return replace(sample, operations=self.log.operations, pending=pending)
+
+    def _look_once(self) -> Sample | None:
+        return look_at(self._mount.pids[0], self._state, self._mount.folder / "cache", self._began)
 
     def _pending(self) -> int:
         return len(boto_client(self._storage.server).list_multipart_uploads(Bucket=BUCKET).get("Uploads", ()))
@@ -157,11 +160,14 @@ class Soak:
         if len(self.outcome.resting) == 2:
             first, last = self.outcome.resting
             wrong += resting(first, last, CACHE_MIB * MIB, filling)
-        wrong += self._lost("through the mount", self._through_mount)
-        wrong += self._lost("in the bucket", self._in_bucket)
 
-    def _lost(self, where: str, read: object) -> list[str]:
-        assert callable(read)
+        def stored(worker: Worker, name: str) -> bytes:
+            return self._mount.objects.get(os.path.normpath(f"{worker.root.name}/{name}"))
+
+        wrong += self._lost("through the mount", lambda worker, name: (worker.root / name).read_bytes())
+        wrong += self._lost("in the bucket", stored)
+
+    def _lost(self, where: str, read: Callable[[Worker, str], bytes]) -> list[str]:
         found = []
         for worker in self._workers:
             for name, body in worker.files.items():
@@ -173,13 +179,6 @@ class Soak:
                     if not same:
                         found.append(f"{worker.name} {name} is wrong {where}")
         return found[:20]
-
-    def _through_mount(self, worker: Worker, name: str) -> bytes:
-        return (worker.root / name).read_bytes()
-
-    def _in_bucket(self, worker: Worker, name: str) -> bytes:
-        key = os.path.normpath(f"{worker.root.name}/{name}")
-        return self._mount.objects.get(key)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,32 +34,37 @@ class Client:
         places = {f"XDG_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
         return {**os.environ, **places, "XDG_RUNTIME_DIR": str(self.folder / "run")}
 
-    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """`datastore ARGUMENTS`, bounded. Errors: RuntimeError with what it said."""
+    def command(self, *arguments: str | Path, apart: bool = True) -> subprocess.CompletedProcess[str]:
+        """`datastore ARGUMENTS`, bounded, whatever comes of it. apart: not all of what it says is standard output."""
         # Files, not pipes: the mount server may keep the descriptors it was given.
-        log = self.folder / "command.log"
-        with log.open("w") as output:
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             done = subprocess.run(
                 [COMMAND, *map(str, arguments)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=out,
+                stderr=err if apart else out,
                 timeout=COMMAND_TIMEOUT_S,
                 check=False,
             )
-        text = log.read_text()
+            for each in (out, err):
+                each.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """The same, which has to succeed. Errors: RuntimeError with what it said."""
+        done = self.command(*arguments, apart=False)
         if done.returncode != 0:
-            raise RuntimeError(f"datastore {arguments[0]} ended with {done.returncode}: {text}")
-        return subprocess.CompletedProcess(done.args, done.returncode, text, "")
+            raise RuntimeError(f"datastore {arguments[0]} ended with {done.returncode}: {done.stdout}")
+        return done
 
 
-def manifest(server: Server, bucket: str, **spec: Any) -> str:
+def manifest(server: Server, bucket: str, name: str = NAME, **spec: Any) -> str:
     """One Datastore over a bucket of the server, with its Secret. spec: more fields of `spec`."""
     datastore = {
         "apiVersion": "datastore.dev/v1alpha1",
         "kind": "Datastore",
-        "metadata": {"name": NAME},
+        "metadata": {"name": name},
         "spec": {
             "s3": {
                 "bucket": bucket,
@@ -102,11 +108,15 @@ def mounted(server: Server, bucket: str, folder: Path, *options: str, **spec: An
 
 def unmount_all(folder: Path) -> None:
     """End the mounts below a folder that a failed test left, so that the folder can be removed."""
-    for mount in reversed(mountinfo.read().mounts):
-        target = Path(mount.mountpoint)
-        if target.is_relative_to(folder):
-            subprocess.run(["umount", "--lazy", str(target)], check=False)
-            give_back(folder, target)
+    for target in reversed(mounted_below(folder)):
+        subprocess.run(["umount", "--lazy", str(target)], check=False)
+        give_back(folder, target)
+
+
+def mounted_below(folder: Path) -> list[Path]:
+    """Where something is mounted there, the oldest first."""
+    places = (Path(mount.mountpoint) for mount in mountinfo.read().mounts)
+    return [place for place in places if place.is_relative_to(folder)]
 
 
 def give_back(folder: Path, target: Path) -> None:
