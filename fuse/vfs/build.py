@@ -248,7 +248,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         for intent in core.db.intents() if core.db.rebooted else ():
             # The machine may have gone down before the end of what was begun was on the disk: it is put off (S-27).
             with suppress(OSError):  # the disk is full
-                core.db.put_off(intent.id, core.now_ns())
+                core.db.put_off(intent, core.now_ns())
         core.db.seen_boot()
     filesystem.uploads.orphans.recover(nodes_by_key(core))
     failures = [] if resumed else await filesystem.uploads.retry([])

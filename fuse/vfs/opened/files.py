@@ -284,7 +284,7 @@ class Files:
                     await self._core.remove(hidden)
                     for intent in self._core.db.intents():
                         if intent.source == hidden:
-                            self._core.db.end(intent.id)
+                            self._core.db.end(intent)
                 return
             if node.staged is not None and node.staged.stuck:
                 self._uploads.set_aside(node)

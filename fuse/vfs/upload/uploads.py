@@ -21,7 +21,7 @@ from datastore.logs import fields
 from ...data import multipart
 from ...data.staging import StagedFile
 from ...ops import FSError
-from ...state.rows import IntentId
+from ...state.rows import Intent
 from ...store.base import ObjectVersion, WriteOptions
 from ..lookup.resolver import Resolver
 from ..tree import facts
@@ -241,7 +241,7 @@ class Uploads:
         node: Node,
         *,
         key: str | None = None,
-        rename: IntentId | None = None,
+        rename: Intent | None = None,
         replaced: Sequence[str] = (),
         goes: bool = False,
     ) -> None:
