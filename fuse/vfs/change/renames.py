@@ -21,7 +21,7 @@ from ...state.nodelog import NodeRecord
 from ...state.rows import Intent, Subject
 from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteResult, user_metadata
 from ..lookup.resolver import Resolver
-from ..opened.restoring import record_removed
+from ..opened.handles import record_removed
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listing
@@ -206,15 +206,10 @@ class Renames:
         try:
             if target is not None:
                 self._changes.take_out(target)
-            resolver.removed(old_parent, old_name)
-            resolver.touched(old_parent)
+            resolver.removed(source, old_parent)
             core.nodes.move(source, directory, move.name, move.tail)
             core.log_nodes((source,))
-            resolver.changed(source)
-            resolver.touched(directory)
-            if isinstance(source, Directory):
-                resolver.counted(old_parent, -1)
-                resolver.counted(directory, 1)
+            resolver.appeared(source, directory)
             without = old_parent.listing
             if target is not None:
                 await self._changes.let_go(target)
@@ -253,7 +248,8 @@ class Renames:
         await self._changes.ensure_marker(source)
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
-        began_ns, page = await core.both(self._server_time_ns(old_prefix), core.store.list_page(old_prefix))
+        listing = core.loop.spawn(core.store.list_page(old_prefix))
+        began_ns, page = await self._server_time_ns(old_prefix), await listing
         intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, Subject(began_ns=began_ns))
         try:
             await copies.make(page)
@@ -317,7 +313,7 @@ class Renames:
             except (StoreError, OSError) as error:
                 failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
                 with suppress(OSError):  # the disk is full
-                    intent = core.db.put_off(intent, core.now_ns())
+                    intent = core.db.put_off(intent, core.clock.time_ns())
                 if resumed:
                     self._cut_off.append(intent)
                 continue

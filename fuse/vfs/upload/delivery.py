@@ -3,9 +3,9 @@
 Callers hold the lock of whoever owns the staging file, so nothing changes it meanwhile.
 
 Parts are sent side by side within bounds, and from when a file is still being written (S-45): what a sequential writer
-has left behind is sent from the staging file, so that its close sends only the tail. A part that is changed after it was
-sent is sent again under its number before the upload is completed. Every upload is in the journal from before it begins
-until it was completed or aborted: what a dead process left is found and dropped (S-46).
+has left behind is sent from the staging file, so that its close sends only the tail. A part that is changed after it
+was sent is sent again under its number before the upload is completed. Every upload is in the journal from before it
+begins until it was completed or aborted: what a dead process left is found and dropped (S-46).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datastore.logs import fields
 from ...data import multipart
 from ...data.multipart import Part, plan_upload, scheduled, scheduled_parts
 from ...data.staging import StagedFile
-from ...loop import Semaphore, Task, all_of
+from ...loop import Semaphore, Task, all_of, now
 from ...ops import FSError
 from ...state.rows import UploadNote
 from ...store.base import (
@@ -129,7 +129,7 @@ class Stream:
     async def _create(self) -> tuple[UploadNote, UploadId]:
         """The journal knows of it from before it begins."""
         db = self._core.db
-        note = db.upload_begun(self.key, self._core.now_ns())
+        note = db.upload_begun(self.key, self._core.clock.time_ns())
         upload_id = await self._core.store.create_upload(self.key, self.options, copies=self.copies)
         db.upload_known(note, upload_id)
         return note, upload_id
@@ -150,7 +150,8 @@ class Stream:
                 copy = self._core.store.upload_part_copy
                 return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
             assert isinstance(what, StagedFile)
-            return await self._core.in_lane(self._put_body, upload_id, number, what.part_for_stream(*byte_range))
+            body = what.part_for_stream(*byte_range)
+            return await self._core.loop.lane(lambda: now(self._put_body(upload_id, number, body)))
 
     async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
         """In a lane."""
@@ -251,7 +252,7 @@ class Delivery:
         assert staged.base is not None
         content = await self._core.reader.fetch(staged.base, start, stop - start)
         if len(content) > SMALL:
-            await self._core.on_disk(staged.put, start, content)
+            await self._core.loop.on_disk(staged.put, start, content)
             staged.present.add(start, start + len(content))
         else:
             staged.fill(start, content)
@@ -318,7 +319,7 @@ class Delivery:
                     return await self._write(staged, to, conditional=True)
         elif gives_way and staged.expects == "" and not staged.size:
             return None
-        elif staged.complete and info.size == staged.size and info.etag == await self._core.on_disk(_etag, staged):
+        elif staged.complete and info.size == staged.size and info.etag == await self._core.loop.on_disk(_etag, staged):
             return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
         elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
             # An upload of ours whose answer was lost; what was written since is not in it.
@@ -342,7 +343,7 @@ class Delivery:
             if staged.size <= SMALL:
                 return await self._put(staged, to.key, options)
             async with self._large:
-                return await self._core.in_lane(self._put, staged, to.key, options)
+                return await self._core.loop.lane(lambda: now(self._put(staged, to.key, options)))
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not parts:
                 raise

@@ -181,7 +181,7 @@ class OrphanedUploads:
                 await self.drop(left.staged.name)
         if same:
             with suppress(OSError):
-                await self._core.on_disk(self._core.db.sync)
+                await self._core.loop.on_disk(self._core.db.sync)
 
     def after(self, key: str, since_ns: int) -> int:
         """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""

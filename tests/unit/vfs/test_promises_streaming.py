@@ -329,7 +329,7 @@ def test_a_failed_close_leaves_nothing(
 @pytest.mark.parametrize("answered", [True, False])
 def test_the_upload_of_what_is_written_now_is_no_dead_process_s(world: World, one: Client, answered: bool) -> None:
     """The process died while it asked for an upload of the same key; whether our own has its id by now."""
-    one.fs.core.db.upload_begun("f", one.fs.core.now_ns())
+    one.fs.core.db.upload_begun("f", one.fs.core.clock.time_ns())
     world.tool.create_upload("f", WriteOptions())
     after = one.again(resumed=True)
     if answered:
