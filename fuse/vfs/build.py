@@ -213,7 +213,7 @@ def build_filesystem(
     settings = settings_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes, executor=loop.disk)
+    known = AttributeMemory(db, entries=shares.attributes, loop=loop)
     core = Core(
         settings=settings,
         store=store,
