@@ -32,7 +32,7 @@ from ..store.base import ObjectStore
 from ..store.retrying import RetryingStore
 from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
 from .filesystem import DatastoreFilesystem
-from .opened.handles import nodes_by_key, restore_nodes
+from .opened.handles import restore_nodes
 from .tree import facts
 from .tree.attrs import Defaults
 from .tree.core import Core, Settings
@@ -250,7 +250,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
             with suppress(OSError):  # the disk is full
                 core.db.put_off(intent, core.clock.time_ns())
         core.db.seen_boot()
-    filesystem.uploads.orphans.recover(nodes_by_key(core))
+    filesystem.uploads.orphans.recover()
     failures = [] if resumed else await filesystem.uploads.retry([])
     try:
         failures += await filesystem.renames.finish(resumed=resumed)

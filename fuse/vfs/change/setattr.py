@@ -27,7 +27,6 @@ from .changes import replace_stand_in
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
 _USER = b"user."
-NO_HANDLE = Fh(0)
 _Change = Callable[[Attributes], Attributes]
 
 
@@ -66,7 +65,7 @@ class SetAttrs:
                 staged.times_set = True
         return self._resolver.attr_reply(node)
 
-    async def _ask(self, node: Node, fh: Fh = NO_HANDLE) -> None:
+    async def _ask(self, node: Node, fh: int = 0) -> None:
         """A change goes on from what the store has now (S-161). FSError(ESTALE): the kernel looks the name up again.
 
         Who has it open to write asked then.

@@ -12,7 +12,6 @@ import os
 import stat
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 
 from ...data.reader import ReadStream
 from ...data.staging import StagedFile
@@ -185,18 +184,6 @@ def _restore_removed(core: Core, row: Removed) -> bool:
         del parent.children[node.name]
     node.gone = True
     return True
-
-
-def nodes_by_key(core: Core) -> Callable[[str], Node | None]:
-    """Finds the node of a key, which the journal may know by the name before a directory's rename."""
-    by_key = {node.key: node for node in core.nodes.by_ino.values() if not node.gone}
-    moved = [(i.source, i.target) for i in core.db.intents() if i.kind == "rename-directory"]
-
-    def find(key: str) -> Node | None:
-        names = [key, *(new + key[len(old) :] for old, new in moved if key.startswith(old))]
-        return next((by_key[name] for name in names if name in by_key), None)
-
-    return find
 
 
 def record_removed(core: Core, node: Node) -> None:

@@ -48,15 +48,11 @@ async def copy_object(
     if replace is None:
         info = await core.store.head(source.key)
         replace = WriteOptions(metadata=info.metadata, content_type=info.content_type)
-    return await _copy_parts(core, source, target, replace)
-
-
-async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
     step = max(COPY_MAX, -(-source.size // PARTS_MAX))
     ranges = [ByteRange(start, min(start + step, source.size)) for start in range(0, source.size, step)]
     parts = [Part(PartNumber(number), each, True) for number, each in enumerate(ranges, 1)]
-    stream = Stream(core, Semaphore(_PARTS_ABREAST), source, target, options, copies=True)
-    return await stream.finish(parts, options)
+    stream = Stream(core, Semaphore(_PARTS_ABREAST), source, target, replace, copies=True)
+    return await stream.finish(parts, replace)
 
 
 class Copy(NamedTuple):
