@@ -564,28 +564,7 @@ class Lanes:
     def run(self, call: Callable[[], R]) -> Future[R]:
         """Begin it, as a part of the call that the present task works for. On the loop."""
         future: Future[R] = Future()
-        self._put(_Job(call, current_call(), future))
-        return future
-
-    def submit(self, call: Callable[..., object], *args: object) -> None:
-        """Have it called when there is a lane; what it raises is logged. Any thread."""
-
-        def logged() -> None:
-            try:
-                call(*args)
-            except BaseException:
-                log.exception("a call in the background failed")
-
-        self._put(_Job(logged, None, Future()))
-
-    def close(self) -> None:
-        """No lane takes anything more than it has."""
-        with self._lock:
-            for _ in self._threads:
-                self._queue.put(None)
-
-    def _put(self, job: _Job) -> None:
-        self._queue.put(job)
+        self._queue.put(_Job(call, current_call(), future))
         with self._lock:
             self._unended += 1
             if len(self._threads) - self._lost < min(self._width, self._unended):
@@ -593,6 +572,13 @@ class Lanes:
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
+        return future
+
+    def close(self) -> None:
+        """No lane takes anything more than it has."""
+        with self._lock:
+            for _ in self._threads:
+                self._queue.put(None)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -27,7 +27,7 @@ BLOCK = 4096
 
 
 class Stream(Protocol):
-    """A multipart upload of a staging file; vfs/upload/streaming.py."""
+    """A multipart upload of a staging file; vfs/upload/delivery.py."""
 
     async def abort(self) -> None:
         """Drop it."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ..loop import Lanes
+from ..loop import Loop
 from ..store.base import ETag, ObjectInfo
 from .statedb import KnownAttributes, StateDb
 
@@ -30,10 +30,10 @@ def is_racy(info: ObjectInfo) -> bool:
 class AttributeMemory:
     """Memory of `entries` objects before the database of the mount. On the loop, but for asking()."""
 
-    def __init__(self, db: StateDb, *, entries: int = 100_000, executor: Lanes | None = None) -> None:
-        """executor: writes into the database, which who learns something must not wait for; without it he does."""
+    def __init__(self, db: StateDb, *, entries: int = 100_000, loop: Loop | None = None) -> None:
+        """loop: its lanes write into the database, which who learns something must not wait for; without it he does."""
         self._db = db
-        self._executor = executor
+        self._loop = loop
         self._entries = entries
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
@@ -97,11 +97,14 @@ class AttributeMemory:
         self._unsaved[key] = row
         if len(self._unsaved) < _BATCH:
             return
-        if self._executor is None:
+        if self._loop is None:
             self.save()
         else:
-            self._executor.submit(self._write, self._unsaved)
+            self._loop.background(self._write_aside(self._loop, self._unsaved))
             self._unsaved = {}
+
+    async def _write_aside(self, loop: Loop, batch: Mapping[str, KnownAttributes | None]) -> None:
+        await loop.on_disk(self._write, batch)
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         self._recent[key] = row

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, NewType
 
 from ..store.base import UploadId
+from .nodelog import NodeRecord
 
-IntentId = NewType("IntentId", int)
 UploadNote = NewType("UploadNote", int)
 _SECOND_NS = 1_000_000_000
 
@@ -38,24 +38,20 @@ class NotedUpload(NamedTuple):
     since_ns: int
 
 
-class Intent(NamedTuple):
-    """One row of `intents`."""
-
-    id: IntentId
-    kind: str
-    source: str
-    target: str
-
-
 class Subject(NamedTuple):
-    """One row of `subjects`; see statedb.py."""
+    """What an intent is about: one version of the source, or what was there before it was put off."""
 
     etag: str = ""
+    """That version; '' unknown."""
     put_off_ns: int = 0
+    """When, by our clock; 0: never."""
     replaced: str = ""
+    """An object that goes in the end, of the version replaced_etag; '' for none."""
     replaced_etag: str = ""
     began_ns: int = 0
+    """By the store's clock: what is older was there when it was begun; 0 unknown."""
     over: str | None = None
+    """The version of the target then, '' for none; None: unknown."""
 
     def includes(self, etag: str, mtime_ns: int) -> bool:
         """Whether this version of an object is meant, or could be; mtime_ns: its LastModified.
@@ -67,6 +63,19 @@ class Subject(NamedTuple):
         if self.began_ns and self.put_off_ns:
             return mtime_ns // _SECOND_NS <= self.began_ns // _SECOND_NS
         return not self.put_off_ns or mtime_ns <= self.put_off_ns
+
+
+class Intent(NamedTuple):
+    """One row of `begun`: what must be finished. kind: 'rename-file', 'rename-directory', 'discard', or 'remove' (the
+    second half of a 'rename-file': target is the version of the source then). move: where a rename puts its node.
+    """
+
+    id: int
+    kind: str
+    source: str
+    target: str
+    move: NodeRecord | None = None
+    subject: Subject = Subject()
 
 
 def as_text(key: str | bytes) -> str:

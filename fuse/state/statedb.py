@@ -20,18 +20,13 @@ from typing import Any, NamedTuple
 
 from ..store.base import UploadId
 from .nodelog import NodeRecord
-from .rows import Intent, IntentId, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
+from .rows import Intent, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .youngrows import NAME, YoungRows
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
-_END_INTENT = (
-    "delete from intents where id=?",
-    "delete from moves where intent=?",
-    "delete from subjects where intent=?",
-)
 _FORGOTTEN_MAX = 64
 """Rows of files that are removed, before they are removed as well."""
 
@@ -59,21 +54,8 @@ create table if not exists readers(id text not null); -- whose credentials the a
 create table if not exists uploads(
   id integer primary key autoincrement, key text not null, upload_id text not null default '',
   since_ns integer not null);      -- our clock before it was begun
--- Something begun that must be finished: 'rename-file', 'rename-directory', 'discard', or 'remove' (the second half of
--- a 'rename-file': target is the version of the source then).
-create table if not exists intents(
-  id integer primary key autoincrement, kind text not null, source text not null, target text not null);
--- Where a rename puts its node; see nodelog.NodeRecord.
-create table if not exists moves(
-  intent integer primary key, ino integer not null, parent integer not null, kind integer not null,
-  tail text not null, name blob not null);
--- What an intent is about: that version of the source ('' unknown), or what was there before it was put off (when, by
--- our clock; 0: never).
-create table if not exists subjects(
-  intent integer primary key, etag text not null default '', put_off_ns integer not null default 0,
-  replaced text not null default '', replaced_etag text not null default '', -- an object that goes in the end, or ''
-  began_ns integer not null default 0, -- by the store's clock: what is older was there when it was begun; 0 unknown
-  over text);                      -- the version of the target then, '' for none; null: unknown
+-- Something begun that must be finished; intent: JSON of a rows.Intent without its id.
+create table if not exists begun(id integer primary key autoincrement, intent text not null);
 -- User metadata of an object, by version; mtime_s is its Last-Modified.
 create table if not exists attributes(
   key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
@@ -111,7 +93,7 @@ class StateDb:
         self._connection.executescript(_SCHEMA)
         self._forgotten: set[str] = set()
         """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
-        self._ended: set[IntentId] = set()
+        self._ended: set[int] = set()
         """Intents that the disk had no room to remove."""
         self._rows = {row[0] for row in self._connection.execute("select staging from unsent")}
         """Staging files with a row in the database."""
@@ -229,9 +211,7 @@ class StateDb:
                 with self._transaction():
                     gone = [(name,) for name in self._forgotten]
                     self._connection.executemany("delete from unsent where staging=?", gone)
-                    ended = [(intent,) for intent in self._ended]
-                    for statement in _END_INTENT:
-                        self._connection.executemany(statement, ended)
+                    self._connection.executemany("delete from begun where id=?", [(id,) for id in self._ended])
                 self._rows -= self._forgotten
                 self._forgotten.clear()
                 self._ended.clear()
@@ -280,40 +260,25 @@ class StateDb:
 
     def begin(
         self, kind: str, source: str, target: str, move: NodeRecord | None = None, subject: Subject | None = None
-    ) -> IntentId:
-        """Record what is about to be done, to what, and the record that its node will have then."""
-        with self._transaction():
-            cursor = self._connection.execute(
-                "insert into intents(kind, source, target) values(?,?,?)", (kind, as_stored(source), as_stored(target))
-            )
+    ) -> Intent:
+        """Record what is about to be done, to what, and the record that its node will have then. OSError."""
+        intent = Intent(0, kind, source, target, move, subject or Subject())
+        with self._lock, _disk_errors():
+            cursor = self._connection.execute("insert into begun(intent) values(?)", (_stored_intent(intent),))
             assert cursor.lastrowid is not None
-            if move is not None:
-                row = (cursor.lastrowid, move.ino, move.parent, move.kind, as_stored(move.tail), move.name)
-                self._connection.execute("insert into moves values(?,?,?,?,?,?)", row)
-            if subject is not None:
-                about = (cursor.lastrowid, *subject[:2], as_stored(subject.replaced), *subject[3:])
-                self._connection.execute("insert into subjects values(?,?,?,?,?,?,?)", about)
-            return IntentId(cursor.lastrowid)
+            return intent._replace(id=cursor.lastrowid)
 
-    def put_off(self, intent: IntentId, now_ns: int) -> None:
+    def put_off(self, intent: Intent, now_ns: int) -> Intent:
         """It could not be ended, and names are used again: what is written from now on is not its subject. OSError."""
-        with self._transaction():
-            change = "on conflict(intent) do update set put_off_ns=excluded.put_off_ns where put_off_ns=0"
-            self._connection.execute(f"insert into subjects(intent, put_off_ns) values(?,?) {change}", (intent, now_ns))
+        later = intent._replace(subject=intent.subject._replace(put_off_ns=intent.subject.put_off_ns or now_ns))
+        with self._lock, _disk_errors():
+            self._update_intent(later)
+        return later
 
-    def subject_of(self, intent: IntentId) -> Subject:
-        """What it is about."""
-        with self._lock:
-            row = self._connection.execute("select * from subjects where intent=?", (intent,)).fetchone()
-        return Subject() if row is None else Subject(*row[1:])._replace(replaced=as_text(row[3]))
+    def _update_intent(self, intent: Intent) -> None:
+        self._connection.execute("update begun set intent=? where id=?", (_stored_intent(intent), intent.id))
 
-    def move_of(self, intent: IntentId) -> NodeRecord | None:
-        """Where the node of a rename is to be."""
-        with self._lock:
-            row = self._connection.execute("select * from moves where intent=?", (intent,)).fetchone()
-        return None if row is None else NodeRecord(row[1], row[2], row[3], as_text(row[4]), row[5])
-
-    def moved(self, intent: IntentId, etag: str, settled: Sequence[str] = ()) -> None:
+    def moved(self, intent: Intent, etag: str, settled: Sequence[str] = ()) -> None:
         """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
 
         etag: the source's version, '' if it is not known. settled: staging files that count no more: with unsent bytes
@@ -323,23 +288,22 @@ class StateDb:
             for staging in settled:
                 self._take_young(staging)  # what is one transaction can't be in two files
             with self._transaction():
-                self._connection.execute("update intents set kind='remove', target=? where id=?", (etag, intent))
+                self._update_intent(intent._replace(kind="remove", target=etag))
                 self._connection.executemany("delete from unsent where staging=?", [(name,) for name in settled])
             self._rows.difference_update(settled)
             self._forgotten.difference_update(settled)
 
-    def end(self, intent: IntentId) -> None:
+    def end(self, intent: Intent) -> None:
         """It is done, or was undone. A full disk does not keep it from being so while this process lives."""
         with self._lock:
-            self._ended.add(intent)
+            self._ended.add(intent.id)
             self.drop_forgotten()
 
     def intents(self) -> list[Intent]:
         """What was begun and not ended, in order."""
         with self._lock:
-            rows = self._connection.execute("select id, kind, source, target from intents order by id").fetchall()
-        found = (Intent(number, kind, as_text(source), as_text(target)) for number, kind, source, target in rows)
-        return [intent for intent in found if intent.id not in self._ended]
+            rows = self._connection.execute("select id, intent from begun order by id").fetchall()
+        return [_intent(*row) for row in rows if row[0] not in self._ended]
 
     # -- attributes
 
@@ -420,6 +384,17 @@ def _unsent(row: tuple[Any, ...]) -> Unsent:
         stuck=bool(found.stuck),
         unsynced=bool(found.unsynced),
     )
+
+
+def _stored_intent(intent: Intent) -> str:
+    move = intent.move and [*intent.move[:4], as_text(intent.move.name)]
+    return json.dumps([*intent[1:4], move, intent.subject])
+
+
+def _intent(number: int, stored: str) -> Intent:
+    kind, source, target, move, subject = json.loads(stored)
+    record = move and NodeRecord(*move)._replace(name=move[-1].encode("utf-8", "surrogateescape"))
+    return Intent(number, kind, source, target, record, Subject(*subject))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

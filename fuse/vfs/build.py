@@ -32,7 +32,7 @@ from ..store.base import ObjectStore
 from ..store.retrying import RetryingStore
 from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
 from .filesystem import DatastoreFilesystem
-from .opened.restoring import nodes_by_key, restore_nodes, restore_opens
+from .opened.handles import restore_nodes
 from .tree import facts
 from .tree.attrs import Defaults
 from .tree.core import Core, Settings
@@ -213,7 +213,7 @@ def build_filesystem(
     settings = settings_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes, executor=loop.disk)
+    known = AttributeMemory(db, entries=shares.attributes, loop=loop)
     core = Core(
         settings=settings,
         store=store,
@@ -239,7 +239,7 @@ def build_filesystem(
 async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool) -> None:
     if resumed:
         restore_nodes(core)
-        restore_opens(core, filesystem.handles)
+        filesystem.handles.resume()
     else:
         core.nodelog.rewrite([])
         core.opens.clear()
@@ -248,9 +248,9 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         for intent in core.db.intents() if core.db.rebooted else ():
             # The machine may have gone down before the end of what was begun was on the disk: it is put off (S-27).
             with suppress(OSError):  # the disk is full
-                core.db.put_off(intent.id, core.now_ns())
+                core.db.put_off(intent, core.clock.time_ns())
         core.db.seen_boot()
-    filesystem.uploads.orphans.recover(nodes_by_key(core))
+    filesystem.uploads.orphans.recover()
     failures = [] if resumed else await filesystem.uploads.retry([])
     try:
         failures += await filesystem.renames.finish(resumed=resumed)

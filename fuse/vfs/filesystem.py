@@ -52,12 +52,7 @@ class DatastoreFilesystem:
         attributes = SetAttrs(core, self.resolver, self.uploads, self.handles, files)
         directories = Directories(core, self.resolver, self.kernel_dir_cache)
         self.reclaimer = MemoryReclaimer(core)
-        self.mknod, self.mkdir, self.symlink, self.create = (
-            changes.mknod,
-            changes.mkdir,
-            changes.symlink,
-            changes.create,
-        )
+        self.mknod, self.mkdir, self.symlink = changes.mknod, changes.mkdir, changes.symlink
         self.unlink, self.rmdir, self.rename = changes.unlink, changes.rmdir, self.renames.rename
         self.create, self.open, self.release = changes.create, files.open, files.release
         self.write, self.fallocate, self.flush, self.fsync = files.write, files.fallocate, files.flush, files.fsync

@@ -31,7 +31,7 @@ async def warm(
     done_files = done_bytes = 0
     errors: list[str] = []
     full = False
-    _, left = await core.on_disk(cache.usage)
+    _, left = await core.loop.on_disk(cache.usage)
 
     def report(files: int, size: int) -> None:
         nonlocal done_files, done_bytes
@@ -54,11 +54,11 @@ async def warm(
 
     await core.each(fetch, range(_FILES_AT_ONCE))
     if full or left < 0:
-        await core.on_disk(cache.recount)
-    missing = await core.on_disk(lambda: [version for version in versions if not cache.present(version)])
+        await core.loop.on_disk(cache.recount)
+    missing = await core.loop.on_disk(lambda: [version for version in versions if not cache.present(version)])
     if missing and not errors:
         size = format_size(sum(version.size for version in missing))
-        used, most = await core.on_disk(cache.usage)
+        used, most = await core.loop.on_disk(cache.usage)
         why = f"{format_size(used)} of the {format_size(most)} that the cache can take there are used"
         errors.append(f"{format_count(len(missing), 'file')} of {len(versions):,}, {size}, did not fit: {why}")
     return {"ok": not errors, "files": len(versions), "bytes": total, "errors": errors[:20]}

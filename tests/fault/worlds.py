@@ -15,7 +15,7 @@ from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
-from datastore.fuse.vfs.upload.streaming import Stream
+from datastore.fuse.vfs.upload.delivery import Stream
 from tests.clock import ManualClock
 from tests.driving import resolve, the_loop
 from tests.faulty import FaultyStore, Plan, no_faults

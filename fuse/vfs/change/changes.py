@@ -18,12 +18,12 @@ from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
+from ..opened.handles import record_removed
 from ..opened.reading import Reading
-from ..opened.restoring import record_removed
 from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, stands_for_directory, to_metadata, type_of
 from ..tree.core import Core
-from ..tree.listing import NO_ETAG, Listed
+from ..tree.listing import NO_ETAG, Listed, Listing
 from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
@@ -151,7 +151,7 @@ class Changes:
             self._uploads.drop_new(node)
             core.nodes.drop_unused(node)
             raise
-        self._appeared(node, directory)
+        self._resolver.appeared(node, directory)
         return entry, self.files.opened(node, flags)
 
     async def _make(
@@ -178,10 +178,9 @@ class Changes:
             node = self._core.nodes.add(directory, name, listed._replace(size=len(body)), attributes)
             facts.written(self._core, node, result)
             if isinstance(node, Directory):
-                self._resolver.empty(node)
-                self._resolver.counted(directory, 1)
-                node.marker = True
-            self._appeared(node, directory)
+                node.listing = Listing(self._core.clock.monotonic(), marker=True)
+                node.subdirectories, node.marker = 0, True
+            self._resolver.appeared(node, directory)
             return node
 
     def directory_for(self, ino: Ino, name: bytes) -> Directory:
@@ -217,7 +216,7 @@ class Changes:
 
     def _attributes(self, caller: Caller, directory: Directory, name: bytes, mode: int) -> Attributes:
         """Attributes of something new: the caller's, but for the group of a setgid directory."""
-        now, gid, content_type = self._core.now_ns(), caller.gid, FILE_TYPE
+        now, gid, content_type = self._core.clock.time_ns(), caller.gid, FILE_TYPE
         if directory.attributes.mode & stat.S_ISGID:
             gid = directory.attributes.gid
             if stat.S_ISDIR(mode):
@@ -227,11 +226,6 @@ class Changes:
         elif stat.S_ISDIR(mode):
             content_type = DIRECTORY_TYPE
         return Attributes(mode, caller.uid, gid, now, now, now, content_type=content_type)
-
-    def _appeared(self, node: Node, directory: Directory) -> None:
-        """A name of ours is new in its directory."""
-        self._resolver.changed(node)
-        self._resolver.touched(directory)
 
     # -- removing
 
@@ -265,11 +259,8 @@ class Changes:
         # Who asked the store after its object went took it for another client's doing: nobody gives it its name back.
         seen_to_be_gone, node.lost = node.lost, False
         if node.parent is not None and (seen_to_be_gone or not node.gone):
-            self._resolver.removed(node.parent, node.name)
-            self._resolver.touched(node.parent)
-            if isinstance(node, Directory):
-                self._resolver.counted(node.parent, -1)
-        facts.edited(node, node.attributes._replace(ctime_ns=core.now_ns()))
+            self._resolver.removed(node, node.parent)
+        facts.edited(node, node.attributes._replace(ctime_ns=core.clock.time_ns()))
         core.nodes.detach(node)
 
     async def let_go(self, node: Node) -> None:

@@ -18,10 +18,10 @@ from datastore.errors import NotFound, PreconditionFailed, StoreError
 
 from ...ops import Caller, FSError, Ino
 from ...state.nodelog import NodeRecord
-from ...state.rows import Intent, IntentId, Subject
+from ...state.rows import Intent, Subject
 from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteResult, user_metadata
 from ..lookup.resolver import Resolver
-from ..opened.restoring import record_removed
+from ..opened.handles import record_removed
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listing
@@ -95,7 +95,7 @@ class Renames:
         file, below = segment_of(name), segment_of(name, directory=True)
         keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
         for intent in self._cut_off:
-            move = self._core.db.move_of(intent.id)
+            move = intent.move
             if intent.source in keys and move is not None and (move.parent, move.name) == (new.ino, new_name):
                 break
         else:
@@ -103,13 +103,13 @@ class Renames:
         self._cut_off.remove(intent)
         if intent.kind == "rename-file":  # at the worst it was copied: it is done once more
             self._begun.add((intent.source, intent.target))
-            self._core.db.end(intent.id)
+            self._core.db.end(intent)
             return False
         async with self._core.tree.exclusive():
             try:
                 await self._finish(intent)
             finally:
-                self._core.db.end(intent.id)
+                self._core.db.end(intent)
                 self._vacated(old, name)
                 new.forget_listing()
         return True
@@ -149,7 +149,7 @@ class Renames:
                 if had_object:
                     await core.remove(old_key)
 
-    async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: IntentId) -> None:
+    async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: Intent) -> None:
         """Make the object at the new key: by upload if the store lacks it, else by a copy.
 
         With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
@@ -193,7 +193,7 @@ class Renames:
 
     @asynccontextmanager
     async def _moved(
-        self, intent: IntentId, source: Node, target: Node | None, directory: Directory, move: NodeRecord
+        self, intent: Intent, source: Node, target: Node | None, directory: Directory, move: NodeRecord
     ) -> AsyncIterator[None]:
         """The content is at the new name: the tree follows, then the caller removes what is left of the old one.
 
@@ -206,15 +206,10 @@ class Renames:
         try:
             if target is not None:
                 self._changes.take_out(target)
-            resolver.removed(old_parent, old_name)
-            resolver.touched(old_parent)
+            resolver.removed(source, old_parent)
             core.nodes.move(source, directory, move.name, move.tail)
             core.log_nodes((source,))
-            resolver.changed(source)
-            resolver.touched(directory)
-            if isinstance(source, Directory):
-                resolver.counted(old_parent, -1)
-                resolver.counted(directory, 1)
+            resolver.appeared(source, directory)
             without = old_parent.listing
             if target is not None:
                 await self._changes.let_go(target)
@@ -253,7 +248,8 @@ class Renames:
         await self._changes.ensure_marker(source)
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
-        began_ns, page = await core.both(self._server_time_ns(old_prefix), core.store.list_page(old_prefix))
+        listing = core.loop.spawn(core.store.list_page(old_prefix))
+        began_ns, page = await self._server_time_ns(old_prefix), await listing
         intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, Subject(began_ns=began_ns))
         try:
             await copies.make(page)
@@ -317,28 +313,28 @@ class Renames:
             except (StoreError, OSError) as error:
                 failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
                 with suppress(OSError):  # the disk is full
-                    core.db.put_off(intent.id, core.now_ns())
+                    intent = core.db.put_off(intent, core.clock.time_ns())
                 if resumed:
                     self._cut_off.append(intent)
                 continue
-            core.db.end(intent.id)
+            core.db.end(intent)
         return failures
 
     async def _finish(self, intent: Intent) -> None:
         core, orphans = self._core, self._uploads.orphans
-        move, subject = core.db.move_of(intent.id), core.db.subject_of(intent.id)
-        node = core.nodes.by_ino.get(Ino(move.ino)) if move is not None else None
+        subject = intent.subject
+        node = core.nodes.by_ino.get(Ino(intent.move.ino)) if intent.move is not None else None
         if intent.kind == "discard":
             await core.remove(intent.source)
         elif intent.kind == "rename-directory":
             copies = Copies(core, intent.source, intent.target, subject)
             await copies.make(keep_newer=True)
-            if isinstance(placed := await self._place(move, node), Directory):
+            if isinstance(placed := await self._place(intent.move, node), Directory):
                 await self._follow(placed, copies.made)
             await orphans.follow(intent.source, intent.target, copies.made)
             await copies.remove_originals()
         elif intent.kind == "remove":
-            await self._place(move, node)
+            await self._place(intent.move, node)
             await _remove(core, intent.source, subject._replace(etag=intent.target))
             await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
         elif node is not None and node.dirty and not node.gone:
@@ -347,7 +343,7 @@ class Renames:
             # What is there would go to the new name, and what was meant to the old one.
             raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
         else:
-            await self._finish_file(intent, move, node)
+            await self._finish_file(intent, node)
 
     async def _place(self, move: NodeRecord | None, node: Node | None) -> Node | None:
         """The node, where its rename was to put it, if there is one. What was unsent of the name before is void."""
@@ -368,9 +364,8 @@ class Renames:
             core.log_nodes((node,))
         return node
 
-    async def _finish_file(self, intent: Intent, move: NodeRecord | None, node: Node | None) -> None:
-        core, source = self._core, intent.source
-        subject = core.db.subject_of(intent.id)
+    async def _finish_file(self, intent: Intent, node: Node | None) -> None:
+        core, source, subject = self._core, intent.source, intent.subject
         try:
             info = await core.store.head(source)
         except NotFound:
@@ -379,7 +374,7 @@ class Renames:
             return
         async with self._uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
             result = await copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
-        placed = await self._place(move, node)
+        placed = await self._place(intent.move, node)
         if placed is not None and placed.etag == info.etag:
             facts.written(core, placed, result, attrs_valid=placed.attrs_valid)
         await core.remove(source)

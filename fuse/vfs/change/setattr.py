@@ -27,7 +27,6 @@ from .changes import replace_stand_in
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
 _USER = b"user."
-NO_HANDLE = Fh(0)
 _Change = Callable[[Attributes], Attributes]
 
 
@@ -43,10 +42,10 @@ class SetAttrs:
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
         """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
-        known = self._resolver.known(ino)
-        if known is not None:
-            return known
         node = self._resolver.node(ino)
+        left = self._resolver.left(node)
+        if left is not None:
+            return AttrReply(node.attr(), left)
         if not await self._resolver.revalidate(node) and node.handles == 0:
             raise FSError(errno.ESTALE)
         return self._resolver.attr_reply(node)
@@ -60,13 +59,13 @@ class SetAttrs:
         if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
             changes.size is None and changes.kill_suidgid
         ):
-            await self._change(node, lambda old: changed(old, changes, self._core.now_ns()))
+            await self._change(node, lambda old: changed(old, changes, self._core.clock.time_ns()))
             staged = node.staged
             if staged is not None and {changes.mtime_ns, changes.atime_ns} - {None, NOW}:
                 staged.times_set = True
         return self._resolver.attr_reply(node)
 
-    async def _ask(self, node: Node, fh: Fh = NO_HANDLE) -> None:
+    async def _ask(self, node: Node, fh: int = 0) -> None:
         """A change goes on from what the store has now (S-161). FSError(ESTALE): the kernel looks the name up again.
 
         Who has it open to write asked then.
@@ -192,7 +191,7 @@ class SetAttrs:
         def change_all(old: Attributes) -> Attributes:
             xattrs = dict(old.xattrs)
             change(xattrs)
-            return old._replace(xattrs=xattrs, ctime_ns=self._core.now_ns())
+            return old._replace(xattrs=xattrs, ctime_ns=self._core.clock.time_ns())
 
         node = self._resolver.node(ino)
         await self._ask(node)

@@ -43,7 +43,7 @@ class Pages:
             return None
         pages = (await self._read(same, differs, at_most))[:at_most]
         if len(pages) > 1 or len(self._spans) > 1:  # so much would hold up the loop
-            return await self._core.on_disk(self._listing_of, pages, listed_at, hidden)
+            return await self._core.loop.on_disk(self._listing_of, pages, listed_at, hidden)
         return self._listing_of(pages, listed_at, hidden)
 
     async def _read(self, at: int, page: ListPage | None, at_most: int | None) -> list[ListPage | int]:

@@ -176,22 +176,19 @@ class Prefetcher:
             await future
         return [node for node, _ in waiting]
 
-    async def awaited(self, key: str) -> bool:
-        """Wait for what is on its way for a key; False when nothing was."""
-        future = self._asked.get(key)
-        return await self._files.awaited(key) if future is None else await future
-
-    async def arrived(self, node: Node) -> bool:
-        """Whether the attributes of a file came, with its content, or the like."""
-        if await self.awaited(node.key):
-            return True
+    async def arrive(self, node: Node) -> None:
+        """Wait for the attributes of a file, alone or with its content, if they are on their way or likely worth it."""
+        future = self._asked.get(node.key)
+        if await (self._files.awaited(node.key) if future is None else future):
+            return
         self._pending[node.ino] = None
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
             self._row = 0
         soon = self._row >= _ENOUGH and not self._may_change(node.mtime_ns)
         small = node.etag != "" and self._is_small(node.listed_kind, node.size)
-        return soon and small and await self._files.brought(node.version())
+        if soon and small:
+            await self._files.brought(node.version())
 
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
         listing = directory.listing
@@ -211,7 +208,7 @@ class Prefetcher:
 
     def _may_change(self, mtime_ns: int) -> bool:
         """What changed a moment ago may change again within that second: an answer could not be kept."""
-        return mtime_ns > self._core.now_ns() - _RACY_NS
+        return mtime_ns > self._core.clock.time_ns() - _RACY_NS
 
     async def _bring(self, wanted: Sequence[Shown], futures: Sequence[Future[bool]]) -> None:
         """Ask for attributes; who waits for one is told of it when it is here."""

@@ -49,22 +49,8 @@ _TOLD = 2
 
 
 _Learn = Callable[[ObjectInfo], None]
-
-
-class _Asked(NamedTuple):
-    """A node that the store is asked for; where and as what it was then: else the answer may be older."""
-
-    node: Node
-    key: str
-    was: tuple[tuple[int, ...], ETag, int]
-
-    @classmethod
-    def now(cls, node: Node) -> _Asked:
-        return cls(node, node.key, (node.place, node.etag, node.changes))
-
-    def holds(self) -> bool:
-        """Whether it is the same still."""
-        return (self.node.place, self.node.etag, self.node.changes) == self.was
+_AskedAs = tuple[tuple[int, ...], ETag, int]
+"""See Node.asked_as."""
 
 
 class _Begun(NamedTuple):
@@ -241,13 +227,13 @@ class Remote:
         if not node.key:
             return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
         for _ in range(AGAIN_MAX):
-            asked, learn = _Asked.now(node), self._core.known.asking()
+            was, learn = node.asked_as, self._core.known.asking()
             answer: ObjectInfo | StoreError
             try:
-                answer = await self._core.store.head(asked.key)
+                answer = await self._core.store.head(node.key)
             except NotFound as error:
                 answer = error
-            lives = await self._settled(asked, answer, learn)
+            lives = await self._settled(node, was, answer, learn)
             if lives is not None:
                 return lives and not (node.gone and node.parent is not None and node.tail in node.parent.stand_ins)
         return not node.gone
@@ -260,42 +246,43 @@ class Remote:
         for _ in range(AGAIN_MAX):
             if not nodes:
                 break
-            nodes = await self._head_many([_Asked.now(node) for node in nodes])
+            nodes = await self._head_many(nodes)
 
-    async def _head_many(self, asked: list[_Asked]) -> list[Node]:
+    async def _head_many(self, nodes: list[Node]) -> list[Node]:
         """Once; those that were renamed or sent meanwhile."""
         # Of a directory only its entries are listed, not what its own object is.
-        shown = [Shown(one.key, NO_ETAG if isinstance(one.node, Directory) else one.node.etag) for one in asked]
+        shown = [Shown(node.key, NO_ETAG if isinstance(node, Directory) else node.etag) for node in nodes]
+        asked = [(node, node.asked_as) for node in nodes]
         learn, again = self._core.known.asking(), list[Node]()
-        later: list[tuple[_Asked, ObjectInfo | StoreError]] = []
+        later: list[tuple[Node, _AskedAs, ObjectInfo | StoreError]] = []
         """What needs the store for more."""
 
         def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            one = asked[number]
-            if isinstance(answer, ObjectInfo) and one.holds() and not self.is_replaced(one.node, answer):
-                self._take(one.node, answer, learn)
+            node, was = asked[number]
+            if isinstance(answer, ObjectInfo) and node.asked_as == was and not self.is_replaced(node, answer):
+                self._take(node, answer, learn)
             else:
-                later.append((one, answer))
+                later.append((node, was, answer))
 
-        async def settle(told: tuple[_Asked, ObjectInfo | StoreError]) -> None:
+        async def settle(told: tuple[Node, _AskedAs, ObjectInfo | StoreError]) -> None:
             if await self._settled(*told, learn) is None:
-                again.append(told[0].node)
+                again.append(told[0])
 
         await self._core.store.head_many(shown, take)
         await self._core.each(settle, later)
         return again
 
-    async def _settled(self, asked: _Asked, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
+    async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
         """As head, of what the store said; None: the node was renamed or sent meanwhile, which may be newer."""
         if isinstance(answer, NotFound):
-            return await self._missing(asked)
+            return await self._missing(node, was)
         if isinstance(answer, StoreError):
             raise answer
-        if asked.holds() and self.is_replaced(asked.node, answer) and not await self._accept(asked.node, answer):
+        if node.asked_as == was and self.is_replaced(node, answer) and not await self._accept(node, answer):
             return False
-        if not asked.holds():
+        if node.asked_as != was:
             return None
-        self._take(asked.node, answer, learn)
+        self._take(node, answer, learn)
         return True
 
     def _take(self, node: Node, info: ObjectInfo, learn: _Learn) -> None:
@@ -310,10 +297,10 @@ class Remote:
         else:
             facts.headed(self._core, node, info)
 
-    async def _missing(self, asked: _Asked) -> bool | None:
+    async def _missing(self, node: Node, was: _AskedAs) -> bool | None:
         """As _settled, when the store has no object of the key."""
-        core, node = self._core, asked.node
-        if not asked.holds():
+        core = self._core
+        if node.asked_as != was:
             return None
         if node.dirty:
             return True
@@ -322,16 +309,16 @@ class Remote:
             return False
         if node.stood_in():
             with suppress(NotFound):
-                info = await core.store.head(asked.key[:-1])
-                if not asked.holds():
+                info = await core.store.head(node.key[:-1])
+                if node.asked_as != was:
                     return None
                 if stands_for_directory(info.key, info.size, info.content_type):
                     facts.headed(core, node, info)
                     return True
         shown_at = core.clock.monotonic() if node.parent is None else self.shown_at(node)
         if shown_at is None:
-            page = await core.store.list_page(asked.key, max_keys=1)
-            if not asked.holds():
+            page = await core.store.list_page(node.key, max_keys=1)
+            if node.asked_as != was:
                 return None
             if not (page.objects or page.common_prefixes or node.holds_unsent()):
                 self.lost(node)

@@ -93,12 +93,6 @@ class Resolver:
             self._core.log_nodes((node,))
         return Entry(node.attr(), left, left)
 
-    def known(self, ino: Ino) -> AttrReply | None:
-        """The answer to a getattr if memory has it. FSError(ESTALE)."""
-        node = self.node(ino)
-        left = self.left(node)
-        return AttrReply(node.attr(), left) if left is not None else None
-
     def attr_reply(self, node: Node) -> AttrReply:
         return AttrReply(node.attr(), self.left(node) or 0.0)
 
@@ -149,28 +143,27 @@ class Resolver:
         if directory.listing is not None:
             directory.listing.put(name, listed)
 
-    def counted(self, directory: Directory, change: int) -> None:
-        """We made (1) or removed (-1) a subdirectory."""
-        if directory.subdirectories >= 0:
-            directory.subdirectories = max(0, directory.subdirectories + change)
+    def appeared(self, node: Node, directory: Directory) -> None:
+        """A name of ours is new in its directory."""
+        self.changed(node)
+        self._follow(directory, node, 1)
 
-    def removed(self, parent: Directory, name: bytes) -> None:
-        """We removed this name."""
+    def removed(self, node: Node, parent: Directory) -> None:
+        """We are about to take this node's name out of its directory."""
+        name = node.name
         self._mark(parent, name, None)
         link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
         if parent.listing is not None and not parent.listing.entries.keys().isdisjoint((name + BESIDE_DIRECTORY, link)):
             # What was shown beside it is shown as it from now on (S-37).
             parent.forget_listing()
+        self._follow(parent, node, -1)
 
-    def touched(self, directory: Directory) -> None:
-        """An entry came or went: the directory's times follow."""
-        now = self._core.now_ns()
+    def _follow(self, directory: Directory, node: Node, change: int) -> None:
+        """An entry came (1) or went (-1): the directory's times and number of subdirectories follow."""
+        now = self._core.clock.time_ns()
         facts.edited(directory, directory.attributes._replace(mtime_ns=now, ctime_ns=now))
-
-    def empty(self, directory: Directory) -> None:
-        """We made this directory just now: nothing is in it."""
-        directory.listing = Listing(self._core.clock.monotonic(), marker=True)
-        directory.subdirectories = 0
+        if isinstance(node, Directory) and directory.subdirectories >= 0:
+            directory.subdirectories = max(0, directory.subdirectories + change)
 
     def _age(self, when: float) -> float:
         return self._core.clock.monotonic() - when
@@ -373,7 +366,7 @@ class Resolver:
             arrived = self.current(child)
         else:
             self._prefetcher.looked_up(parent, name)
-            await self._prefetcher.arrived(child)
+            await self._prefetcher.arrive(child)
             facts.recalled(self._core, child)
             arrived = child.attrs_valid
         if arrived or await self._remote.head(child):

@@ -1,17 +1,30 @@
-"""The table of open files, shared by what opens, reads and writes them."""
+"""The table of open files, shared by what opens, reads and writes them.
+
+And what a new server takes over from one that died under a live mount (S-41, S-58, S-59): nodes, open files with the
+version that each is on, and files that were removed while open come back from the state directory, in this order,
+before the first request is answered.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections import Counter, OrderedDict
 
 from ...data.reader import ReadStream
+from ...data.staging import StagedFile
 from ...ops import Fh, FSError, Ino
+from ...state.nodelog import NodeRecord
+from ...state.removed import Removed
+from ...store.base import ETag
 from ..lookup.resolver import Resolver
+from ..tree import facts
+from ..tree.attrs import from_metadata, to_metadata
 from ..tree.core import Core
-from ..tree.nodes import Node
+from ..tree.listing import Listed
+from ..tree.nodes import Directory, Node
 
 _UNOPENED_MAX = 1024
 """Files read at once without an open: beyond, reading ahead begins anew."""
@@ -37,11 +50,12 @@ class Handles:
     def __init__(self, core: Core, resolver: Resolver) -> None:
         self._core = core
         self._resolver = resolver
-        self._by_fh: dict[int, Handle] = {}
+        self._by_fh: OrderedDict[int, Handle] = OrderedDict()
+        """Where files are read without having been opened here (S-51), the inode is the handle of each, and the least
+        recently read is the first.
+        """
         # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
         self._next_fh = time.time_ns()
-        self._unopened: OrderedDict[int, None] = OrderedDict()
-        """Inodes that are read without having been opened here; the inode is the handle. Least recently read first."""
 
     def add(self, node: Node, flags: int) -> Fh:
         """A new handle."""
@@ -56,22 +70,40 @@ class Handles:
         self._by_fh[fh] = handle = Handle(node, flags)
         node.handles += 1
         node.writers += handle.writable
-        if fh == node.ino:
-            self._unopened[node.ino] = None
+
+    def resume(self) -> None:
+        """What was open at a server that died goes on with its version, and what was removed then with its bytes."""
+        core = self._core
+        held = core.opens.load()
+        open_inos = {opened.ino for opened in held}
+        unsent = {row.staging for row in core.db.unsent()}
+        for row in core.removed.load():
+            # With unsent bytes in the journal it was not removed yet: it has its name until the kernel asks again.
+            if row.staging in unsent or row.ino not in open_inos or not _restore_removed(core, row):
+                core.removed.forget(row.ino)
+        for opened in held:
+            node = core.nodes.by_ino.get(opened.ino)
+            if node is None or isinstance(node, Directory):
+                core.opens.remove(opened.fh)
+                continue
+            self.restore(opened.fh, node, opened.flags)
+            if opened.tag and not node.gone:
+                facts.held(node, opened.size, ETag(opened.tag))
+                node.pages_valid = True
 
     def unopened(self, ino: Ino) -> Handle | None:
         """The handle for the reads of an inode that the kernel did not open here."""
         handle = self._by_fh.get(ino)
         if handle is not None:
-            self._unopened.move_to_end(ino)
+            self._by_fh.move_to_end(ino)
         return handle
 
     def add_unopened(self, node: Node) -> Handle:
         """Make it; the one that was used longest ago goes."""
         self.restore(node.ino, node, os.O_RDONLY)
         self._core.opens.add(node.ino, node.ino, os.O_RDONLY, node.etag, node.size)
-        if len(self._unopened) > _UNOPENED_MAX:
-            oldest = self.remove(Fh(next(iter(self._unopened))))
+        if len(self._by_fh) > _UNOPENED_MAX:
+            oldest = self.remove(Fh(next(iter(self._by_fh))))
             if oldest is not None:
                 self._core.nodes.drop_unused(oldest.node)
         return self._by_fh[node.ino]
@@ -85,7 +117,6 @@ class Handles:
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
             self._core.opens.remove(fh)
-            self._unopened.pop(fh, None)
             handle.node.handles -= 1
             handle.node.writers -= handle.writable
             if handle.stream is not None:
@@ -107,3 +138,67 @@ class Handles:
             await self._resolver.make_exact([node])
         elif not node.handles:
             raise FSError(errno.ESTALE)
+
+
+def restore_nodes(core: Core) -> None:
+    """The nodes that the kernel may still ask for; the store is asked about each when it is used."""
+    waiting = list(core.nodelog.load().values())
+    while waiting:
+        rest = [record for record in waiting if not _restore_node(core, record)]
+        if len(rest) == len(waiting):
+            return
+        waiting = rest
+
+
+def _restore_node(core: Core, record: NodeRecord) -> bool:
+    """False while its directory is not there yet."""
+    parent = core.nodes.by_ino.get(record.parent)
+    if not isinstance(parent, Directory):
+        return False
+    attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
+    kind = record.kind if record.kind in (stat.S_IFDIR, stat.S_IFLNK) else stat.S_IFREG
+    core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
+    return True
+
+
+def _restore_removed(core: Core, row: Removed) -> bool:
+    """False when its bytes are not there."""
+    if not row.hidden_key and not core.removed.content(row.ino).exists():
+        return False
+    node = core.nodes.by_ino.get(Ino(row.ino))
+    parent = core.nodes.by_ino.get(row.parent, core.nodes.root)
+    assert isinstance(parent, Directory)
+    defaults = core.settings.defaults.of(stat.S_IFREG, core.clock.time_ns())
+    if node is None:
+        node = Node(Ino(row.ino), parent, os.fsencode(row.name), Listed(stat.S_IFREG, row.tail), defaults)
+        node.nlookup = 1
+        core.nodes.by_ino[node.ino] = node
+    node.unlinked_key, size = row.hidden_key, row.size
+    if not row.hidden_key:
+        node.staged = StagedFile.recovered(core.removed.content(row.ino), None, 0, core.clock.time_ns())
+        node.staged.dirty = False
+        core.nodes.staged.add(node)
+        size = node.staged.size
+    facts.held(node, size, ETag(row.etag), from_metadata(row.metadata, stat.S_IFREG, defaults))
+    if parent.children.get(node.name) is node:
+        del parent.children[node.name]
+    node.gone = True
+    return True
+
+
+def record_removed(core: Core, node: Node) -> None:
+    """Before the object goes: what a new server would need for those who have the file open. node.lock is held."""
+    if node.parent is None:
+        return
+    row = Removed(
+        ino=node.ino,
+        parent=node.parent.ino,
+        name=os.fsdecode(node.name),
+        tail=node.tail,
+        hidden_key=node.unlinked_key,
+        staging=node.staged.name if node.staged is not None else "",
+        etag=node.etag,
+        size=node.size,
+        metadata=to_metadata(node.attributes),
+    )
+    core.removed.record(row, node.staged.path if node.staged is not None else None)

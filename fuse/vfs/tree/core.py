@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from datastore.clock import Clock
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
-from ...loop import Future, Lock, Loop, all_of, each, now
+from ...loop import Future, Lock, Loop, each
 from ...ops import Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
@@ -29,7 +29,6 @@ from .attrs import Defaults
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
 
-P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -125,10 +124,6 @@ class Core:
     notifier: Notifier = field(default_factory=Notifier)
     tree: TreeLock = field(default_factory=TreeLock)
 
-    def now_ns(self) -> int:
-        """The time for mtime and ctime."""
-        return self.clock.time_ns()
-
     def log_nodes(self, nodes: Iterable[Node]) -> None:
         """Record nodes before the kernel hears of them, and those that are no more."""
         dropped, self.nodes.dropped = self.nodes.dropped, []
@@ -140,14 +135,6 @@ class Core:
         # Of two nodes of one name the one that is gone has to come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
-
-    def in_lane(self, call: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Begin a call of the store in a lane, for a large body; `await` its result. StoreError."""
-        return self.loop.lane(lambda: now(call(*args, **kwargs)))
-
-    def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """The same of what waits for the local disk or takes long; no store that is down keeps it up. OSError."""
-        return self.loop.on_disk(call, *args, **kwargs)
 
     async def remove(self, key: str) -> None:
         """Delete an object, and what is known of it. StoreError."""
@@ -166,13 +153,6 @@ class Core:
         all have ended.
         """
         return await each(call, items, _EACH_WIDTH)
-
-    async def both(self, one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, R]) -> tuple[T, R]:
-        """Two side by side, when both have ended. Errors: the first one's before the other's."""
-        first, second = self.loop.spawn(one), self.loop.spawn(other)
-        tasks: list[Future[Any]] = [first, second]
-        await all_of(tasks)
-        return first.result(), second.result()
 
 
 def _records(nodes: Iterable[Node]) -> list[NodeRecord]:

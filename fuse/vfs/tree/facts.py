@@ -123,7 +123,7 @@ def replaced(core: Core, node: Node, etag: ETag, size: int, mtime_ns: int) -> No
 def written(core: Core, node: Node, result: WriteResult, *, attrs_valid: bool = True) -> None:
     """This mount wrote or copied the object. attrs_valid: its attributes are the node's; else the store is asked."""
     if not isinstance(node, Directory):
-        node.etag, node.mtime_ns = result.etag, result.mtime_ns or core.now_ns()
+        node.etag, node.mtime_ns = result.etag, result.mtime_ns or core.clock.time_ns()
         core.opens.moved_on(node.ino, node.etag, node.size)
     node.attrs_valid, node.racy = attrs_valid, True
     node.asked_at = node.made_at = core.clock.monotonic() if attrs_valid else NEVER

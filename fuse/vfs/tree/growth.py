@@ -71,5 +71,5 @@ async def _begins_with(core: Core, new: ObjectVersion, old: ObjectVersion) -> bo
     digest = md5(usedforsecurity=False)
     for at in range(0, old.size, _STEP):
         body = await core.reader.fetch(new, at, min(_STEP, old.size - at))
-        await core.on_disk(digest.update, body)
+        await core.loop.on_disk(digest.update, body)
     return digest.hexdigest() == old.etag

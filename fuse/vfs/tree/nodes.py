@@ -133,6 +133,11 @@ class Node:
         return (self.ino, self.moves, *(self.parent.place if self.parent is not None else ()))
 
     @property
+    def asked_as(self) -> tuple[tuple[int, ...], ETag, int]:
+        """What is another when an answer about its object that was asked for before may be older than what is known."""
+        return self.place, self.etag, self.changes
+
+    @property
     def path(self) -> bytes:
         """Path from the root of the mount, for messages."""
         above = self.parent.path if self.parent is not None else b""

@@ -141,7 +141,7 @@ class MemoryReclaimer:
                 passed = 0
                 await core.loop.pause()
         if self._pressed:
-            await core.on_disk(_give_back)
+            await core.loop.on_disk(_give_back)
 
     def _shed(self, directory: Directory) -> int:
         """Let go of a directory's listing and entries; bytes that become free."""

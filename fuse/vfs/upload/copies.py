@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from datastore.errors import DatastoreError, NotFound, StoreError
+from datastore.errors import NotFound, StoreError
 from datastore.logs import fields
 
-from ...data.multipart import COPY_MAX, PARTS_MAX
+from ...data.multipart import COPY_MAX, PARTS_MAX, Part
+from ...loop import Semaphore
 from ...ops import FSError
-from ...state.rows import Subject, UploadNote
+from ...state.rows import Subject
 from ...store.base import (
     ByteRange,
     ETag,
@@ -22,17 +23,19 @@ from ...store.base import (
     ObjectInfo,
     ObjectVersion,
     PartNumber,
-    UploadId,
     WriteOptions,
     WriteResult,
 )
 from ..tree.core import Core
+from .delivery import Stream
 
 log = logging.getLogger(__name__)
 COPY_OBJECT_MAX = 5 << 30
 """Largest object that CopyObject takes (S3 API reference)."""
 DELETE_MAX = 1000
 """Keys of one bulk delete (S3 API reference, DeleteObjects)."""
+_PARTS_ABREAST = 32
+"""Of one copy: half of the connections."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -45,45 +48,11 @@ async def copy_object(
     if replace is None:
         info = await core.store.head(source.key)
         replace = WriteOptions(metadata=info.metadata, content_type=info.content_type)
-    return await _copy_parts(core, source, target, replace)
-
-
-async def _copy_parts(core: Core, source: ObjectVersion, target: str, options: WriteOptions) -> WriteResult:
-    store, step = core.store, max(COPY_MAX, -(-source.size // PARTS_MAX))
-    note, upload_id = await begin_upload(core, target, options, copies=True)
-
-    async def copy(number: int) -> tuple[PartNumber, ETag]:
-        part = PartNumber(number)
-        byte_range = ByteRange((number - 1) * step, min(number * step, source.size))
-        etag = await store.upload_part_copy(target, upload_id, part, source.key, byte_range, source.etag)
-        return part, etag
-
-    try:
-        parts = await core.each(copy, range(1, -(-source.size // step) + 1))
-        result = await store.complete_upload(target, upload_id, parts, options)
-    except (DatastoreError, OSError):
-        await abort_upload(core, note, target, upload_id)
-        raise
-    core.db.upload_ended(note)
-    return result
-
-
-async def begin_upload(core: Core, key: str, options: WriteOptions, *, copies: bool) -> tuple[UploadNote, UploadId]:
-    """A multipart upload that the journal knows from before it begins. copies: some parts are another object's."""
-    note = core.db.upload_begun(key, core.now_ns())
-    upload_id = await core.store.create_upload(key, options, copies=copies)
-    core.db.upload_known(note, upload_id)
-    return note, upload_id
-
-
-async def abort_upload(core: Core, note: UploadNote, key: str, upload_id: UploadId) -> None:
-    """Drop a multipart upload. What the store does not let us drop stays in the journal for the next start (S-46)."""
-    try:
-        await core.store.abort_upload(key, upload_id)
-    except StoreError as error:
-        log.warning("an unfinished upload stays behind", extra=fields(key=key, error=str(error)))
-    else:
-        core.db.upload_ended(note)
+    step = max(COPY_MAX, -(-source.size // PARTS_MAX))
+    ranges = [ByteRange(start, min(start + step, source.size)) for start in range(0, source.size, step)]
+    parts = [Part(PartNumber(number), each, True) for number, each in enumerate(ranges, 1)]
+    stream = Stream(core, Semaphore(_PARTS_ABREAST), source, target, replace, copies=True)
+    return await stream.finish(parts, replace)
 
 
 class Copy(NamedTuple):

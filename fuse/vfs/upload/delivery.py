@@ -1,30 +1,52 @@
 """How a staging file becomes an object: one PUT, or parts, and whose object it is when the answer was lost.
 
 Callers hold the lock of whoever owns the staging file, so nothing changes it meanwhile.
+
+Parts are sent side by side within bounds, and from when a file is still being written (S-45): what a sequential writer
+has left behind is sent from the staging file, so that its close sends only the tail. A part that is changed after it
+was sent is sent again under its number before the upload is completed. Every upload is in the journal from before it
+begins until it was completed or aborted: what a dead process left is found and dropped (S-46).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from datastore.errors import AlreadyExists, NotFound, PreconditionFailed, Unsupported
+from datastore.errors import AlreadyExists, DatastoreError, NotFound, PreconditionFailed, StoreError, Unsupported
 from datastore.logs import fields
 
-from ...data.multipart import Part, plan_upload, scheduled_parts
+from ...data import multipart
+from ...data.multipart import Part, plan_upload, scheduled, scheduled_parts
 from ...data.staging import StagedFile
-from ...loop import Semaphore
+from ...loop import Semaphore, Task, all_of, now
 from ...ops import FSError
-from ...store.base import ETag, ObjectInfo, ObjectVersion, WriteOptions, WriteResult, user_metadata
+from ...state.rows import UploadNote
+from ...store.base import (
+    ByteRange,
+    ETag,
+    FilePart,
+    ObjectInfo,
+    ObjectVersion,
+    PartNumber,
+    UploadId,
+    WriteOptions,
+    WriteResult,
+    user_metadata,
+)
 from ...store.etags import etag_of, joined_etag
 from ..tree.core import Core
-from .streaming import REWRITES_MAX, WIDTH, Stream
 
 log = logging.getLogger(__name__)
+WIDTH = 8
+"""Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
+REWRITES_MAX = 8
+"""A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
+
 SMALL = 1 << 20
 """So many bytes of each file that is sent do not matter, nor does the time that the loop takes to send them."""
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
@@ -44,6 +66,163 @@ class Delivered(NamedTuple):
     result: WriteResult
     metadata: Mapping[str, str]
     body: bytes = b""
+
+
+class _Sent(NamedTuple):
+    byte_range: ByteRange
+    etag: Task[ETag]
+
+
+@dataclass(eq=False, repr=False)
+class Stream:
+    """One multipart upload, of a staging file or of a version of which all is copied. copies: some parts are copied.
+
+    places: for the parts of all uploads of a mount. The upload's creation and each part are tasks; all others run with
+    the file's lock held, advance() without waiting.
+
+    INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is put in before its
+    bytes are read, and taken out by every later change of them.
+    """
+
+    _core: Core
+    _places: Semaphore
+    _what: StagedFile | ObjectVersion
+    key: str
+    options: WriteOptions
+    copies: bool = False
+    _sent: dict[PartNumber, _Sent] = field(default_factory=dict)
+    _next: int = 1
+    _created: Task[tuple[UploadNote, UploadId]] | None = None
+    _dropped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """It could not be begun: another one has to be."""
+        return self._created is not None and self._created.error is not None
+
+    async def begins(self) -> bool:
+        """Wait for its beginning, where that is under way; False when it could not be begun: another one has to be."""
+        if self._created is not None:
+            with suppress(Exception):
+                await self._created
+        return not self.failed
+
+    # -- while the file is written
+
+    def advance(self) -> int:
+        """Send what the writer has left behind; the size of the file at which there may be more to send."""
+        staged = self._what
+        assert isinstance(staged, StagedFile)
+        while True:
+            part = scheduled(self._next)
+            due = part.byte_range.stop + multipart.PART_SIZE
+            if staged.size < due or self.failed or not staged.dirty_ranges.contains(*part.byte_range):
+                return due
+            self._begin()
+            self._send(part)
+            self._next += 1
+
+    def _begin(self) -> None:
+        if self._created is None:
+            self._created = self._core.loop.spawn(self._create())
+
+    async def _create(self) -> tuple[UploadNote, UploadId]:
+        """The journal knows of it from before it begins."""
+        db = self._core.db
+        note = db.upload_begun(self.key, self._core.clock.time_ns())
+        upload_id = await self._core.store.create_upload(self.key, self.options, copies=self.copies)
+        db.upload_known(note, upload_id)
+        return note, upload_id
+
+    def _send(self, part: Part) -> None:
+        self._sent[part.number] = _Sent(part.byte_range, self._core.loop.spawn(self._put(part)))
+
+    async def _put(self, part: Part) -> ETag:
+        assert self._created is not None
+        _, upload_id = await self._created
+        number, byte_range, copied = part
+        what = self._what
+        base = what.base if isinstance(what, StagedFile) else what
+        async with self._places:
+            if self._dropped:
+                raise FSError(errno.ECANCELED)
+            if copied and base is not None:
+                copy = self._core.store.upload_part_copy
+                return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
+            assert isinstance(what, StagedFile)
+            body = what.part_for_stream(*byte_range)
+            return await self._core.loop.lane(lambda: now(self._put_body(upload_id, number, body)))
+
+    async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
+        """In a lane."""
+        with body:
+            return await self._core.store.upload_part(self.key, upload_id, number, body)
+
+    # -- at the close
+
+    async def finish(
+        self,
+        parts: Sequence[Part],
+        options: WriteOptions,
+        fill: Callable[[ByteRange], Awaitable[None]] | None = None,
+    ) -> WriteResult:
+        """Send what is not sent, and complete. DatastoreError; the upload is dropped then.
+
+        options: the conditions. fill: fetches what the staging file lacks of a range. Nothing else changes that file
+        meanwhile.
+        """
+        try:
+            self._begin()
+            fresh = {part.number for part in parts} - set(self._sent)
+            for part in parts:
+                if fill is not None and not part.copied:
+                    await fill(part.byte_range)
+                if part.number in fresh:
+                    self._send(part)
+            note, upload_id = await self._wait()
+            for part in parts:
+                if part.number not in fresh and not self._is_sent(part):
+                    self._send(part)
+            etags = await all_of(self._sent[part.number].etag for part in parts)
+            done = [(part.number, etag) for part, etag in zip(parts, etags, strict=True)]
+            result = await self._core.store.complete_upload(self.key, upload_id, done, options)
+        except (DatastoreError, OSError):
+            await self.abort()
+            raise
+        self._core.db.upload_ended(note)
+        return result
+
+    def _is_sent(self, part: Part) -> bool:
+        sent, staged = self._sent.get(part.number), self._what
+        if sent is None or part.copied or sent.byte_range != part.byte_range:
+            return False
+        return sent.etag.error is None and isinstance(staged, StagedFile) and staged.streamed.contains(*part.byte_range)
+
+    async def _wait(self) -> tuple[UploadNote, UploadId]:
+        """Until nothing is under way: a part that is sent again must not be overtaken by its former self.
+
+        One that was never sent need not wait for that.
+        """
+        assert self._created is not None
+        upload = await self._created
+        for sent in list(self._sent.values()):
+            with suppress(Exception):
+                await sent.etag
+        return upload
+
+    async def abort(self) -> None:
+        """Drop the upload. What the store does not let us drop stays in the journal for the next start."""
+        self._dropped = True
+        if self._created is None or not await self.begins():
+            # Whether it exists the next start finds out: the journal has its key.
+            return
+        note, upload_id = await self._wait()
+        try:
+            await self._core.store.abort_upload(self.key, upload_id)
+        except StoreError as error:
+            log.warning("an unfinished upload stays behind", extra=fields(key=self.key, error=str(error)))
+        else:
+            self._core.db.upload_ended(note)
 
 
 class Delivery:
@@ -73,7 +252,7 @@ class Delivery:
         assert staged.base is not None
         content = await self._core.reader.fetch(staged.base, start, stop - start)
         if len(content) > SMALL:
-            await self._core.on_disk(staged.put, start, content)
+            await self._core.loop.on_disk(staged.put, start, content)
             staged.present.add(start, start + len(content))
         else:
             staged.fill(start, content)
@@ -140,7 +319,7 @@ class Delivery:
                     return await self._write(staged, to, conditional=True)
         elif gives_way and staged.expects == "" and not staged.size:
             return None
-        elif staged.complete and info.size == staged.size and info.etag == await self._core.on_disk(_etag, staged):
+        elif staged.complete and info.size == staged.size and info.etag == await self._core.loop.on_disk(_etag, staged):
             return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
         elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
             # An upload of ours whose answer was lost; what was written since is not in it.
@@ -164,7 +343,7 @@ class Delivery:
             if staged.size <= SMALL:
                 return await self._put(staged, to.key, options)
             async with self._large:
-                return await self._core.in_lane(self._put, staged, to.key, options)
+                return await self._core.loop.lane(lambda: now(self._put(staged, to.key, options)))
         except (PreconditionFailed, AlreadyExists) as error:
             if not conditional and not parts:
                 raise
@@ -180,13 +359,13 @@ class Delivery:
         self, staged: StagedFile, key: str, options: WriteOptions, planned: tuple[Part, ...]
     ) -> Delivered:
         stream = staged.stream
-        parts: Iterable[Part] = scheduled_parts(staged.size)
+        parts: Sequence[Part] = tuple(scheduled_parts(staged.size))
         if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not await stream.begins():
             await self.drop_stream(staged)
             copies = any(part.copied for part in planned)
             stream, parts = Stream(self._core, self._places, staged, key, options, copies=copies), planned
         staged.stream = None
-        done = await stream.finish(list(parts), options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
+        done = await stream.finish(parts, options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
         return Delivered(done, stream.options.metadata)
 
     # -- whose object is it

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
@@ -63,12 +63,13 @@ class OrphanedUploads:
         self._dead = 0
         """Up to this note they are a dead process's."""
 
-    def recover(self, node_of: Callable[[str], Node | None]) -> None:
-        """Read the journal; what it lists is sent by send(). Staging files that no row speaks of are removed.
-
-        node_of: the node that has a key, when the kernel still knows it (the server was restarted under a live mount).
+    def recover(self) -> None:
+        """Read the journal; what it lists is sent by send(), or with its node, when the kernel still knows that (the
+        server was restarted under a live mount). Staging files that no row speaks of are removed.
         """
         core = self._core
+        by_key = {node.key: node for node in core.nodes.by_ino.values() if not node.gone}
+        moved = [(i.source, i.target) for i in core.db.intents() if i.kind == "rename-directory"]
         self._uploads = core.db.uploads()
         self._dead = max((one.note for one in self._uploads), default=0)
         rows = {row.staging: row for row in core.db.unsent()}
@@ -85,7 +86,9 @@ class OrphanedUploads:
             staged.error, staged.attempt, staged.stuck = row.error, row.metadata, row.stuck
             staged.journaled = True
             staged.expects = None if row.expects is None else ETag(row.expects)
-            node = node_of(row.key)
+            # The journal may know it by the name before a directory's rename.
+            keys = [row.key, *(new + row.key[len(old) :] for old, new in moved if row.key.startswith(old))]
+            node = next((by_key[key] for key in keys if key in by_key), None)
             if node is not None and not row.stuck and not row.unsynced:
                 self._reattach(node, staged, row)
                 continue
@@ -181,7 +184,7 @@ class OrphanedUploads:
                 await self.drop(left.staged.name)
         if same:
             with suppress(OSError):
-                await self._core.on_disk(self._core.db.sync)
+                await self._core.loop.on_disk(self._core.db.sync)
 
     def after(self, key: str, since_ns: int) -> int:
         """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""

@@ -21,7 +21,7 @@ from datastore.logs import fields
 from ...data import multipart
 from ...data.staging import StagedFile
 from ...ops import FSError
-from ...state.rows import IntentId
+from ...state.rows import Intent
 from ...store.base import ObjectVersion, WriteOptions
 from ..lookup.resolver import Resolver
 from ..tree import facts
@@ -84,7 +84,7 @@ class Uploads:
 
     def _make(self, node: Node, base: ObjectVersion | None) -> StagedFile:
         core = self._core
-        staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.now_ns())
+        staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.clock.time_ns())
         if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
             staged.expects = node.etag
         node.staged = staged
@@ -112,9 +112,9 @@ class Uploads:
         """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
         staged = node.staged
         if staged is not None:
-            await self._core.on_disk(staged.sync)
+            await self._core.loop.on_disk(staged.sync)
             self.record(node, lasting=True)
-            await self._core.on_disk(self._core.db.sync)
+            await self._core.loop.on_disk(self._core.db.sync)
 
     def grown(self, node: Node) -> None:
         """The staging file reached stream_at: what lies behind the writer can be sent."""
@@ -173,7 +173,7 @@ class Uploads:
         """
         staged, cache = node.staged, self._core.cache
         if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
-            await self._core.on_disk(cache.adopt, node.version(), staged.path)
+            await self._core.loop.on_disk(cache.adopt, node.version(), staged.path)
         await self.discard(node)
 
     # -- upload
@@ -241,7 +241,7 @@ class Uploads:
         node: Node,
         *,
         key: str | None = None,
-        rename: IntentId | None = None,
+        rename: Intent | None = None,
         replaced: Sequence[str] = (),
         goes: bool = False,
     ) -> None:

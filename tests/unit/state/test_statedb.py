@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.state import youngrows
-from datastore.fuse.state.rows import Unsent
+from datastore.fuse.state.nodelog import NodeRecord
+from datastore.fuse.state.rows import Subject, Unsent
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import UploadId
 from tests.promises import promise
@@ -223,12 +225,17 @@ def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: py
 @promise("S-27")
 def test_intents(reopened: Reopened, db: StateDb) -> None:
     """What was begun and not ended is told in order."""
-    first = db.begin("rename-file", "a", ODD_KEY)
+    move = NodeRecord(1 << 52, 2, stat.S_IFREG, "\udc80b", b"\x80b")
+    first = db.begin("rename-file", "a", ODD_KEY, move, Subject("e", replaced=ODD_KEY, over=""))
     second = db.begin("rename-directory", ODD_KEY, "e/")
     third = db.begin("discard", "x", "")
     db.end(second)
     again = reopened()
-    assert again.intents() == [(first, "rename-file", "a", ODD_KEY), (third, "discard", "x", "")]
+    assert again.intents() == [first, third]
+    again.put_off(first, 5)
+    later = again.put_off(again.intents()[0], 6)
+    assert reopened().intents() == [later, third]
+    assert later == first._replace(subject=first.subject._replace(put_off_ns=5))
     again.end(first)
     again.end(third)
     assert db.intents() == []
@@ -241,7 +248,7 @@ def test_the_second_half_of_a_rename(reopened: Reopened, db: StateDb) -> None:
     db.record_unsent(row("b"))
     intent = db.begin("rename-file", "old", "new")
     db.moved(intent, "etag", ["a"])
-    assert db.intents() == [(intent, "remove", "old", "etag")]
+    assert db.intents() == [intent._replace(kind="remove", target="etag")]
     assert [one.staging for one in db.unsent()] == ["b"]
     assert [one.staging for one in reopened().unsent()] == ["b"]
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,10 @@ def test_so_many_readers_are_remembered(world: World, reader: Client, monkeypatc
     assert sum(reader.fs.handles.opens().values()) <= 8
 
 
-class Interfered(dict[int, handles.Handle]):
+class Interfered(OrderedDict[int, handles.Handle]):
     """A table into which another request comes between a look and what is done upon it, unless that is kept from it."""
 
-    def __init__(self, table: dict[int, handles.Handle], interfere: Callable[[], object]) -> None:
+    def __init__(self, table: OrderedDict[int, handles.Handle], interfere: Callable[[], object]) -> None:
         super().__init__(table)
         self._thread = threading.Thread(target=interfere)
 

@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import stat
-from unittest.mock import Mock
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -209,7 +209,7 @@ def test_a_copy_in_parts_that_is_given_up_leaves_no_upload(
     """Also when no answer of the store was the reason."""
     monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
     world.put("f", bytes(2000))
-    monkeypatch.setattr(type(one.fs.core), "each", Mock(side_effect=error))
+    monkeypatch.setattr(type(one.fs.core.store), "upload_part_copy", AsyncMock(side_effect=error))
     with pytest.raises(type(error)):
         resolve(copies.copy_object(one.fs.core, ObjectVersion("f", world.tool.head("f").etag, 2000), "g"))
     one.nothing_left()

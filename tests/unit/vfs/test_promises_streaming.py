@@ -13,8 +13,8 @@ from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import WriteOptions
-from datastore.fuse.vfs.upload import streaming
-from datastore.fuse.vfs.upload.streaming import Stream
+from datastore.fuse.vfs.upload import delivery
+from datastore.fuse.vfs.upload.delivery import Stream
 from datastore.retry import Call, current_call, one_call
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -241,16 +241,16 @@ def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Cl
 def test_an_upload_that_cannot_begin_beside_a_close(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
     """It was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
     closing, begun = threading.Event(), itertools.count()
-    begins = streaming.Stream.begins
+    begins = delivery.Stream.begins
 
     def plan(index: int, method: str) -> Fault | None:
         return Fault(DOWN) if method == "create_upload" and next(begun) == 0 and closing.wait(PATIENCE_S) else None
 
-    async def waiting(stream: streaming.Stream) -> bool:
+    async def waiting(stream: delivery.Stream) -> bool:
         closing.set()
         return await begins(stream)
 
-    monkeypatch.setattr(streaming.Stream, "begins", waiting)
+    monkeypatch.setattr(delivery.Stream, "begins", waiting)
     one.faulty.plan = plan
     with one.local.opened("f", os.O_WRONLY | os.O_CREAT) as file:
         file.write(pattern(PART * 6), 0)
@@ -329,7 +329,7 @@ def test_a_failed_close_leaves_nothing(
 @pytest.mark.parametrize("answered", [True, False])
 def test_the_upload_of_what_is_written_now_is_no_dead_process_s(world: World, one: Client, answered: bool) -> None:
     """The process died while it asked for an upload of the same key; whether our own has its id by now."""
-    one.fs.core.db.upload_begun("f", one.fs.core.now_ns())
+    one.fs.core.db.upload_begun("f", one.fs.core.clock.time_ns())
     world.tool.create_upload("f", WriteOptions())
     after = one.again(resumed=True)
     if answered:

@@ -17,7 +17,7 @@ import pytest
 
 from datastore.fuse.loop import now
 from datastore.fuse.ops import Ino, OpenRequest
-from datastore.fuse.vfs.tree import chases
+from datastore.fuse.vfs.opened import files
 from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.datachecks import forget
@@ -313,7 +313,7 @@ def lose(one: Client) -> None:
 @promise("S-25")
 def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that its file was replaced, and the kernel walks the path once more: the next rename lets it pass."""
-    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(files, "PATIENCE_S", 2 * PATIENCE_S)
     lose(one)
 
     second = threading.Thread(target=one.local.rename, args=("newer", "target"))
@@ -331,11 +331,11 @@ def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatc
 @promise("S-25")
 def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor who came for a name that is gone."""
-    monkeypatch.setattr(chases, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     lose(one)
     one.local.rename("newer", "target")
 
-    monkeypatch.setattr(chases, "PATIENCE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(files, "PATIENCE_S", 2 * PATIENCE_S)
     ino = one.local.stat("target").ino
     one.local.unlink("target")
     opening_fails(one, ino)
