@@ -46,7 +46,6 @@ WIDTH = 8
 """Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
 REWRITES_MAX = 8
 """A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
-
 SMALL = 1 << 20
 """So many bytes of each file that is sent do not matter, nor does the time that the loop takes to send them."""
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
