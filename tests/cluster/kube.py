@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from datastore.errors import DatastoreError
+from tests.cluster.looking import looker
 from tests.servers import tools_dir
 
 COMMAND_TIMEOUT_S = 180.0
@@ -20,7 +22,8 @@ REMOVED_S = 420.0
 """For definitions: Kubernetes may fail to list the instances of one that goes, and looks again after five minutes."""
 PATIENCE_S = 120.0
 """Of waits, unless said. It only ends those for what never comes."""
-POLL_S = 0.2
+POLL_S, POLL_MOST_S = 0.2, 2.0
+"""Between two looks. After one that took long, as a command does, it is twice as long."""
 LOG_LINES = 40
 
 Manifest = dict[str, Any]
@@ -72,16 +75,17 @@ class Kube:
 
     def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest | None:
         """The object, or None."""
-        text = self.kubectl("get", kind, name, f"--namespace={namespace}", "--ignore-not-found", "--output=json")
-        found: Manifest | None = json.loads(text) if text.strip() else None
-        return found
+        try:
+            return looker(self.kubeconfig).get(kind, name, namespace)
+        except DatastoreError as error:
+            raise KubeError(f"get {kind} {name}: {error}") from None
 
     def items(self, kind: str, *, namespace: str = "default", selector: str = "") -> list[Manifest]:
         """All objects of a kind in the namespace ('' for all of them), those with these labels."""
-        where = f"--namespace={namespace}" if namespace else "--all-namespaces"
-        text = self.kubectl("get", kind, where, f"--selector={selector}", "--output=json")
-        found: list[Manifest] = json.loads(text)["items"]
-        return found
+        try:
+            return looker(self.kubeconfig).items(kind, namespace, selector)
+        except DatastoreError as error:
+            raise KubeError(f"get {kind}: {error}") from None
 
     def patch(
         self, kind: str, name: str, change: Manifest, *, namespace: str = "default", subresource: str = ""
@@ -115,6 +119,7 @@ class Kube:
         """
         begun, said = time.monotonic(), ""
         while True:
+            looked = time.monotonic()
             try:
                 if done():
                     return time.monotonic() - begun
@@ -124,7 +129,7 @@ class Kube:
             if time.monotonic() - begun > limit_s:
                 found = "\n".join(self.diagnosis(each) for each in (namespace, *self.also))
                 raise NotInTime(f"{what}: not within {limit_s:.0f} s{said}\n{found}")
-            time.sleep(POLL_S)
+            time.sleep(min(max(POLL_S, 2 * (time.monotonic() - looked)), POLL_MOST_S))
 
     def wait_phase(self, pod: str, phase: str, *, namespace: str = "default", limit_s: float = PATIENCE_S) -> float:
         """Wait until the pod is in the phase; a pod that failed instead is told at once."""
