@@ -194,7 +194,7 @@ def run_moto(*, port: int = 0) -> Iterator[Server]:
     keys = _Keys("testaccess", "testsecret-moto")
 
     def command(at: int) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(at)]
+        return [sys.executable, "-P", str(Path(__file__).with_name("motoserver.py")), str(at)]
 
     env = {"PYTHONWARNINGS": "ignore"}
     with _running("moto", command, env, "/moto-api/data.json", port) as (process, at):
