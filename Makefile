@@ -53,10 +53,10 @@ setup-glusterfs:
 	@.ci/apt glusterfs-server glusterfs-client
 
 e2e-nfs: setup setup-ssh setup-glusterfs tools ## only the tiers of NFS exports (a real NFS host in a guest), GlusterFS (a real glusterd) and SFTP (a real sshd)
-	@$(PY) tests/run_tiers.py nfs nfs-libnfs glusterfs sftp sftp-plain
+	@$(PY) tests/run_tiers.py nfs nfs-exports nfs-libnfs glusterfs sftp sftp-plain
 
 e2e-cluster: setup tools cluster-tools ## only the cluster's tiers: on a node of its own, or on KUBECONFIG's cluster
-	@$(PY) tests/run_tiers.py e2e-cluster-crowd e2e-cluster-moves e2e-cluster-api e2e-cluster
+	@$(PY) tests/run_tiers.py e2e-cluster-crowd e2e-cluster-moves e2e-cluster-api e2e-cluster-apart e2e-cluster
 
 e2e-models: setup tools cluster-tools ## only the tier of models on a node of its own
 	@$(PY) tests/run_tiers.py e2e-models

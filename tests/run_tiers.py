@@ -91,25 +91,27 @@ NO_NODE = tuple(
     f"tests/cluster/test_{each}.py"
     for each in (
         "accounts",
+        "kinds",
         "controller",
-        "controller_apart",
         "controller_deletion",
-        "controller_election",
         "controller_keys",
         "controller_rules",
-        "kinds",
     )
 )
-"""An API server is enough for them."""
+"""One API server is enough for them, and one controller."""
+CONTROLLERS = tuple(f"tests/cluster/test_{each}.py" for each in ("controller_apart", "controller_election"))
+"""Each of their tests has a cluster without a node, and waits long for it."""
 SERVERS_THAT_MOVE = tuple(f"tests/cluster/test_{each}.py" for each in ("managed_nfs", "second_node"))
 """They wait long for pods and nodes: beside the others of the clusters."""
 LIBNFS = tuple(f"tests/nfs/test_{each}.py" for each in ("client", "filesystem", "matrix", "mount", "survival", "tools"))
 """Of our own NFS client, and of all storages; the others are of the kernel's, and of how exports are made."""
+OWN_EXPORTS = ("tests/nfs/test_own_exports.py",)
+"""A cluster makes them."""
 
 
-def cluster_steps(*chosen: str, workers: int = 1) -> tuple[Step, Step]:
+def cluster_steps(*chosen: str) -> tuple[Step, Step]:
     """The image first: it may take minutes, which are no test's."""
-    return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=workers)
+    return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
 
 
 def no_fuse() -> str:
@@ -152,8 +154,9 @@ def no_sandbox() -> str:
 
 
 TIERS = (
-    # The clusters' tiers find it built.
-    Tier(name="image", steps=(IMAGE,), obstacle=cluster_obstacle, lane="image"),
+    # Two lanes until the crowd of the cluster. One begins with what the clusters' tiers find built, and ends with what
+    # waits: for as long as outages last, for processes to start and end, for frameworks that compute.
+    Tier(name="image", steps=(IMAGE,), obstacle=cluster_obstacle, lane="waiting"),
     Tier(
         name="check",
         steps=(
@@ -164,21 +167,20 @@ TIERS = (
             script("-m", "codespell_lib"),
             pytest_step("tests/unit/test_packaging.py", workers=1),
         ),
-        lane="pure",
+        lane="computing",
     ),
-    Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),), lane="pure"),
-    Tier(name="wire", steps=(pytest_step("tests/wire"),)),
-    Tier(name="hostile", steps=(pytest_step("tests/hostile"),)),
-    Tier(name="contract", steps=(pytest_step("tests/contract"),), lane="stores"),
-    Tier(name="model", steps=(pytest_step("tests/model"),), lane="stores"),
+    Tier(name="unit", steps=(pytest_step("tests/unit", "--ignore=tests/unit/test_packaging.py"),), lane="computing"),
+    Tier(name="wire", steps=(pytest_step("tests/wire"),), lane="waiting"),
+    Tier(name="hostile", steps=(pytest_step("tests/hostile"),), lane="waiting"),
+    Tier(name="contract", steps=(pytest_step("tests/contract"),), lane="computing"),
+    Tier(name="model", steps=(pytest_step("tests/model"),), lane="computing"),
     # One file for each process: the frameworks compute, and the launcher's tests wait.
     Tier(
-        name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox, lane="training"
+        name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox, lane="waiting"
     ),
     # One file has twice the work of another, and every case makes a world of its own. Each process waits for its other
     # thread at every call: a third one fills the pauses.
-    Tier(name="fault", steps=(pytest_step("tests/fault", workers=3, share="worksteal"),)),
-    # These wait for as long as outages last, or for processes to start and end: half a core is enough.
+    Tier(name="fault", steps=(pytest_step("tests/fault", workers=3, share="worksteal"),), lane="computing"),
     Tier(
         name="mount-outages",
         steps=(pytest_step("tests/mount", "-m", "slow", workers=1),),
@@ -187,16 +189,20 @@ TIERS = (
     ),
     Tier(name="csi", steps=(pytest_step("tests/csi", workers=1),), obstacle=not_root, lane="waiting"),
     Tier(name="survival", steps=(pytest_step("tests/survival", workers=1),), obstacle=not_root, lane="waiting"),
-    Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="mount"),
+    Tier(name="mount", steps=(pytest_step("tests/mount", "-m", "not slow"),), obstacle=not_root, lane="computing"),
     Tier(
         name="e2e-cluster-crowd",
         steps=cluster_steps(*MEASURED),
         obstacle=cluster_obstacle,
     ),
-    # Each in one process, so that all of it shares an NFS host. Two hosts, since a guest has one processor.
+    # Each in one process, so that all of it shares an NFS host. Three hosts, since a guest has one processor.
     Tier(
         name="nfs",
-        steps=(pytest_step("tests/nfs", "--durations=8", *(f"--ignore={each}" for each in LIBNFS), workers=1),),
+        steps=(
+            pytest_step(
+                "tests/nfs", "--durations=8", *(f"--ignore={each}" for each in (*LIBNFS, *OWN_EXPORTS)), workers=1
+            ),
+        ),
         obstacle=no_nfs_host,
         lane="nfs",
     ),
@@ -241,6 +247,12 @@ TIERS = (
         plain=True,
         lane="plain",
     ),
+    Tier(
+        name="nfs-exports",
+        steps=(pytest_step(*OWN_EXPORTS, "--durations=8", workers=1),),
+        obstacle=no_nfs_host,
+        lane="plain",
+    ),
     Tier(name="soak", steps=(script("-m", "tests.soak", "--seconds", "75"),), obstacle=no_fuse),
     Tier(
         name="training-cluster",
@@ -273,11 +285,12 @@ TIERS = (
         obstacle=cluster_obstacle,
         lane="models",
     ),
-    Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE, workers=2), obstacle=cluster_obstacle, lane="api"),
+    Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE), obstacle=cluster_obstacle, lane="api"),
+    Tier(name="e2e-cluster-apart", steps=cluster_steps(*CONTROLLERS), obstacle=cluster_obstacle, lane="api"),
     Tier(
         name="e2e-cluster",
         steps=cluster_steps(
-            "tests/cluster", *(f"--ignore={each}" for each in (*MEASURED, *NO_NODE, *SERVERS_THAT_MOVE))
+            "tests/cluster", *(f"--ignore={each}" for each in (*MEASURED, *NO_NODE, *CONTROLLERS, *SERVERS_THAT_MOVE))
         ),
         obstacle=cluster_obstacle,
         lane="cluster",
