@@ -283,7 +283,7 @@ TIERS = (
         name="e2e-cluster-moves",
         steps=cluster_steps(*SERVERS_THAT_MOVE),
         obstacle=cluster_obstacle,
-        lane="models",
+        lane="moves",
     ),
     Tier(name="e2e-cluster-api", steps=cluster_steps(*NO_NODE), obstacle=cluster_obstacle, lane="api"),
     Tier(name="e2e-cluster-apart", steps=cluster_steps(*CONTROLLERS), obstacle=cluster_obstacle, lane="api"),

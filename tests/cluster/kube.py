@@ -81,7 +81,7 @@ class Kube:
             raise KubeError(f"get {kind} {name}: {error}") from None
 
     def items(self, kind: str, *, namespace: str = "default", selector: str = "") -> list[Manifest]:
-        """All objects of a kind in the namespace ('' for all of them), those with these labels."""
+        """All objects of a kind, or of `pods,services`, with these labels, in the namespace or in '' for all."""
         try:
             return looker(self.kubeconfig).items(kind, namespace, selector)
         except DatastoreError as error:
@@ -104,6 +104,13 @@ class Kube:
         """What the pod's container printed."""
         which = [f"--container={container}"] if container else ["--all-containers"]
         return self.kubectl("logs", pod, f"--namespace={namespace}", *which, f"--previous={str(previous).lower()}")
+
+    def tail(self, pod: str, lines: int = 1, *, namespace: str = "default") -> str:
+        """The end of what the pod's only container printed."""
+        try:
+            return looker(self.kubeconfig).tail(pod, lines, namespace)
+        except DatastoreError as error:
+            raise KubeError(f"logs {pod}: {error}") from None
 
     def execute(self, pod: str, *command: str, namespace: str = "default", container: str = "") -> str:
         """What the command printed in the pod."""

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from datastore.api.resources import Resource
+from datastore.api.resources import PODS, Resource
 from datastore.errors import NotFound
 from datastore.kubeclient import KubeClient, of_context
 
@@ -28,11 +28,20 @@ class Looker:
         """The object, or None."""
         return self._client.get(self._kind(word)[1], name, namespace=namespace)
 
-    def items(self, word: str, namespace: str, selector: str) -> list[Manifest]:
-        """All objects of a kind in the namespace, or '' for all of them; each with its kind, as kubectl shows it."""
-        kind, resource = self._kind(word)
-        found = self._client.list(resource, namespace=namespace, selector=selector)
-        return [{"apiVersion": resource.api_version, "kind": kind, **each} for each in found]
+    def items(self, words: str, namespace: str, selector: str) -> list[Manifest]:
+        """All objects of the kinds, as 'pods,services', in the namespace or in '' for all of them.
+
+        Each has its kind, as kubectl shows it.
+        """
+        found: list[Manifest] = []
+        for kind, resource in map(self._kind, words.split(",")):
+            listed = self._client.list(resource, namespace=namespace, selector=selector)
+            found += [{"apiVersion": resource.api_version, "kind": kind, **each} for each in listed]
+        return found
+
+    def tail(self, pod: str, lines: int, namespace: str) -> str:
+        """The last lines of a pod of one container."""
+        return self._client.text(f"{PODS.path(namespace, pod)}/log", [("tailLines", str(lines))])
 
     def _kind(self, word: str) -> tuple[str, Resource]:
         if word not in self._kinds:  # definitions come and go

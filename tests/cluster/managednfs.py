@@ -103,7 +103,7 @@ def managed(site: Site, kube: Kube, product: Product, disk: str) -> Iterator[Non
 
 def rounds(kube: Kube, space: str) -> int:
     try:
-        said = kube.kubectl("logs", "loop", f"--namespace={space}", "--tail=1").split()
+        said = kube.tail("loop", namespace=space).split()
     except KubeError:
         return 0
     return int(said[1]) if len(said) == 2 and said[0] == "round" else 0

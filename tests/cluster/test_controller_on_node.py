@@ -42,7 +42,7 @@ for number in itertools.count():
 
 
 def says(kube: Kube, namespace: str, word: str) -> bool:
-    return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
+    return kube.tail("writer", namespace=namespace).strip() == word
 
 
 @promise("S-86")

@@ -52,7 +52,7 @@ def volume(site: Site, kube: Kube, storage: Storage, product: Product, namespace
 
 def size_shown(kube: Kube, pod: str, namespace: str) -> int:
     """The size that the pod sees."""
-    return int(kube.kubectl("logs", pod, f"--namespace={namespace}", "--tail=1").strip() or 0)
+    return int(kube.tail(pod, namespace=namespace).strip() or 0)
 
 
 def settings_on_node(kube: Kube, bucket: str) -> Any:

@@ -105,7 +105,7 @@ def test_a_pod_reads_and_writes_beside_all_hostile_servers(
             ready_s = time.monotonic() - began
 
             def asked() -> bool:
-                said = kube.kubectl("logs", "reads", f"--namespace={theirs}")
+                said = kube.tail("reads", 1000, namespace=theirs)
                 return "refused /hostile/redirecting Input/output error" in said
 
             kube.wait_phase("reads", "Running", namespace=theirs, limit_s=READY_S)
@@ -122,7 +122,7 @@ def test_a_pod_reads_and_writes_beside_all_hostile_servers(
                 return len(confined) >= 1 + len(MOUNTED)
 
             kube.wait_for("an answer of every mount server", all_confined, limit_s=READY_S, namespace=theirs)
-            refused = kube.kubectl("logs", "reads", f"--namespace={theirs}", "--tail=12")
+            refused = kube.tail("reads", 12, namespace=theirs)
             print(f"{OURS} Datastores Ready after {ready_s:.1f} s; rounds {loop.reached}; {len(server.heads)} requests")
             print(f"{confined}\n{refused}")
             for name in ("reads", "stuck"):

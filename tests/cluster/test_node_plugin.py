@@ -198,7 +198,7 @@ def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volum
     kube.wait_phase("shows", "Running", namespace=volume.namespace, limit_s=READY_S)
 
     def by_df() -> tuple[int, int]:
-        used, files = kube.kubectl("logs", "shows", f"--namespace={volume.namespace}", "--tail=1").split() or (0, 0)
+        used, files = kube.tail("shows", namespace=volume.namespace).split() or (0, 0)
         return int(used), int(files)
 
     took_s = kube.wait_for("df shows it", lambda: by_df()[0] > 0, limit_s=READY_S, namespace=volume.namespace)
@@ -362,7 +362,7 @@ while True:
 def test_a_rotated_secret_reaches_a_live_mount(site: Site, kube: Kube, node_plugin: None, namespace: str) -> None:
 
     def says(word: str) -> bool:
-        return kube.kubectl("logs", "writer", f"--namespace={namespace}", "--tail=1").strip() == word
+        return kube.tail("writer", namespace=namespace).strip() == word
 
     assert site.own is not None
     with run_accounts() as accounts, site.own.exposing(int(accounts.server.endpoint.rpartition(":")[2])) as address:

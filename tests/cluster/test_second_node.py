@@ -306,7 +306,7 @@ def test_one_datastore_on_two_nodes_one_of_which_loses_its_power(kube: Kube, sec
     lost = leader(kube)
     loop = Loop(kube, volume)
     loop.goes_on()
-    closed = int(kube.kubectl("logs", "there", f"--namespace={space}", "--tail=1"))
+    closed = int(kube.tail("there", namespace=space))
     assert closed > 0
     steps = training.steps()
     cut = datetime.now(UTC)

@@ -203,7 +203,7 @@ class Loop:
 
     def rounds(self) -> int:
         try:
-            said = self.kube.kubectl("logs", self.name, f"--namespace={self.volume.namespace}", "--tail=1").split()
+            said = self.kube.tail(self.name, namespace=self.volume.namespace).split()
         except KubeError:  # a kubelet that has just started knows no pod yet
             return 0
         return int(said[1]) if len(said) == 2 and said[0] == "round" else 0
