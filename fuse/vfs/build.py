@@ -240,6 +240,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     if resumed:
         restore_nodes(core)
         filesystem.handles.resume()
+        filesystem.chases.resume()
     else:
         core.nodelog.rewrite([])
         core.opens.clear()

@@ -47,6 +47,7 @@ class DatastoreFilesystem:
         self.kernel_dir_cache = KernelDirCache(core)
         self.upkeep = Upkeep(core, self.uploads, self.kernel_dir_cache)
         files = Files(core, self.resolver, self.uploads, self.handles, self.upkeep, prefetcher)
+        self.chases = files.chases
         changes = Changes(core, self.remote, self.resolver, self.uploads, files, reading)
         self.renames = Renames(core, self.resolver, self.uploads, changes)
         attributes = SetAttrs(core, self.resolver, self.uploads, self.handles, files)

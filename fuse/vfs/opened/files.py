@@ -12,7 +12,6 @@ from datastore.errors import DatastoreError
 
 from ...data.multipart import OBJECT_MAX
 from ...data.staging import StagedFile
-from ...loop import Loop
 from ...ops import Caller, Fh, FSError, Ino, OpenReply, OpenRequest
 from ..lookup.prefetcher import Prefetcher
 from ..lookup.resolver import Resolver
@@ -23,7 +22,7 @@ from ..tree.nodes import Directory, Node
 from ..tree.passthrough import MIN_BYTES
 from ..upload.upkeep import Upkeep
 from ..upload.uploads import Uploads
-from .handles import Handles
+from .handles import SENT_BACK, Handles
 
 _ZEROS_AT_ONCE = 4 << 20
 """So many bytes of a range that becomes zero are written before others run."""
@@ -45,37 +44,63 @@ class Chases:
     An open reaches us as a LOOKUP and an OPEN. When a rename replaced the file in between, the answer is ESTALE, upon
     which Linux walks the path again, once (do_filp_open). Should the name be replaced again in that moment, the program
     would see ESTALE from open(2): so whoever replaces or removes a name lets those pass that are on their way to it.
+
+    Who is sent back stands in the table of open files, too. The next server knows no version of a file and sends each
+    open for writing back once; one that an earlier server has sent back would see that as an error (S-58).
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, core: Core) -> None:
+        self._clock, self._sleep = core.loop.clock, core.loop.sleep
+        self._opens, self._nodes = core.opens, core.nodes
         self._chased: dict[tuple[int, bytes], dict[int, float]] = {}
         """By name, the threads that are on their way to it, and until when (the loop's clock) they are waited for."""
 
+    def resume(self) -> None:
+        """Those that an earlier server sent back come to this one."""
+        for opened in self._opens.load():
+            if opened.fh & SENT_BACK:
+                self._opens.remove(opened.fh)
+                node = self._nodes.by_ino.get(Ino(opened.ino))
+                if node is not None:
+                    self.lost(node, opened.fh ^ SENT_BACK)
+
     def lost(self, node: Node, thread: int) -> None:
         """An open of this node is sent back. Of a name that nobody has now it is not waited."""
-        if node.parent is not None and node.name in node.parent.children:
-            chased = self._chased.setdefault((node.parent.ino, node.name), {})
-            chased[thread] = self._loop.clock() + PATIENCE_S
+        if node.parent is None or node.name not in node.parent.children:
+            return
+        now = self._clock()
+        for name, threads in list(self._chased.items()):
+            if max(threads.values()) < now:
+                self._forget(name)
+        self._chased.setdefault((node.parent.ino, node.name), {})[thread] = now + PATIENCE_S
+        self._opens.remove(SENT_BACK | thread)
+        self._opens.add(SENT_BACK | thread, node.ino, 0, "", 0)
 
     def comes_back(self, node: Node, thread: int) -> bool:
         """Whether this thread was sent back from this name a moment ago."""
         if not self._chased or not thread or node.parent is None:
             return False
-        return self._loop.clock() < self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
+        return self._clock() < self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
 
     def caught(self, node: Node, thread: int) -> None:
         """An open of this node succeeds."""
         if self._chased and node.parent is not None:
-            threads = self._chased.get((node.parent.ino, node.name), {})
-            if threads.pop(thread, None) is not None and not threads:
-                del self._chased[node.parent.ino, node.name]
+            name = node.parent.ino, node.name
+            threads = self._chased.get(name, {})
+            if threads.pop(thread, None) is not None:
+                self._opens.remove(SENT_BACK | thread)
+                if not threads:
+                    del self._chased[name]
 
     async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Wait until those that are on their way to a name have opened it, or their time is over."""
-        while max(self._chased.get((parent, name), {}).values(), default=0.0) > self._loop.clock():
-            await self._loop.sleep(_LOOK_S)
-        self._chased.pop((parent, name), None)
+        while max(self._chased.get((parent, name), {}).values(), default=0.0) > self._clock():
+            await self._sleep(_LOOK_S)
+        self._forget((parent, name))
+
+    def _forget(self, name: tuple[int, bytes]) -> None:
+        for thread in self._chased.pop(name, {}):
+            self._opens.remove(SENT_BACK | thread)
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +115,7 @@ class Files:
     _prefetcher: Prefetcher
 
     def __post_init__(self) -> None:
-        self.chases = Chases(self._core.loop)
+        self.chases = Chases(self._core)
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """open(2) without O_CREAT. FSError(ESTALE) sends the kernel to look the name up again; with ENOSYS it opens,

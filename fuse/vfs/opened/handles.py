@@ -28,6 +28,8 @@ from ..tree.nodes import Directory, Node
 
 _UNOPENED_MAX = 1024
 """Files read at once without an open: beyond, reading ahead begins anew."""
+SENT_BACK = 1 << 63
+"""In the table of open files, with the number of a thread: no handle, but an open that comes back for its name."""
 
 
 class Handle:
@@ -74,7 +76,7 @@ class Handles:
     def resume(self) -> None:
         """What was open at a server that died goes on with its version, and what was removed then with its bytes."""
         core = self._core
-        held = core.opens.load()
+        held = [opened for opened in core.opens.load() if not opened.fh & SENT_BACK]
         open_inos = {opened.ino for opened in held}
         unsent = {row.staging for row in core.db.unsent()}
         for row in core.removed.load():

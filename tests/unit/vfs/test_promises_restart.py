@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from datastore.fuse.ops import Ino, OpenRequest
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.vfs.change.renames import NOREPLACE
 from datastore.fuse.vfs.upload import copies
@@ -37,6 +38,26 @@ def test_a_new_server_gives_no_handle_that_an_old_one_gave(world: World, client:
     new = again.local.open("b")
     assert new._fh != old._fh
     assert (old.read(), new.read()) == (b"of a", b"of b")
+
+
+@promise("S-58")
+def test_an_open_for_writing_that_outlives_two_servers_is_sent_back_once(world: World, client: Client) -> None:
+    """Linux looks the name up again only once: who was sent back by a server that died is let in by the next one."""
+    world.put_all("fg")
+    f, g = (client.local.stat(name).ino for name in "fg")
+    writes = OpenRequest(flags=os.O_RDWR)
+
+    def sent_back(client: Client, ino: Ino) -> None:
+        failing(errno.ESTALE, lambda: resolve(client.fs.open(ME, ino, writes)))
+
+    client, _ = taken_over(client)
+    sent_back(client, f)
+    client, _ = taken_over(client)
+    sent_back(client, g)
+    opened = resolve(client.fs.open(ME, f, writes))
+    resolve(client.fs.release(f, opened.fh))
+    client, _ = taken_over(client)
+    sent_back(client, f)
 
 
 @promise("S-58")
