@@ -199,7 +199,7 @@ class Filesystem(Protocol):
     def forget(self, ino: Ino, nlookup: int) -> None: ...  # so much less of the lookup count; unknown inodes: ignored
     async def readlink(self, ino: Ino) -> bytes: ...
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """A regular file, FIFO, socket or device; FSError(EPERM) for what the storage can not hold."""
+        """A regular file, FIFO, socket or device; FSError(EPERM) for what the storage cannot hold."""
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry: ...
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None: ...  # not of a directory

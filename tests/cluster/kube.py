@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from datastore.errors import DatastoreError
-from tests.cluster.looking import looker
+from tests.cluster.apireader import api_reader
 from tests.servers import tools_dir
 
 COMMAND_TIMEOUT_S = 180.0
@@ -76,14 +76,14 @@ class Kube:
     def get(self, kind: str, name: str, *, namespace: str = "default") -> Manifest | None:
         """The object, or None."""
         try:
-            return looker(self.kubeconfig).get(kind, name, namespace)
+            return api_reader(self.kubeconfig).get(kind, name, namespace)
         except DatastoreError as error:
             raise KubeError(f"get {kind} {name}: {error}") from None
 
     def items(self, kind: str, *, namespace: str = "default", selector: str = "") -> list[Manifest]:
         """All objects of a kind, or of `pods,services`, with these labels, in the namespace or in '' for all."""
         try:
-            return looker(self.kubeconfig).items(kind, namespace, selector)
+            return api_reader(self.kubeconfig).items(kind, namespace, selector)
         except DatastoreError as error:
             raise KubeError(f"get {kind}: {error}") from None
 
@@ -108,7 +108,7 @@ class Kube:
     def tail(self, pod: str, lines: int = 1, *, namespace: str = "default") -> str:
         """The end of what the pod's only container printed."""
         try:
-            return looker(self.kubeconfig).tail(pod, lines, namespace)
+            return api_reader(self.kubeconfig).tail(pod, lines, namespace)
         except DatastoreError as error:
             raise KubeError(f"logs {pod}: {error}") from None
 

@@ -46,7 +46,8 @@ class Chases:
     would see ESTALE from open(2): so whoever replaces or removes a name lets those pass that are on their way to it.
 
     Who is sent back stands in the table of open files, too. The next server knows no version of a file and sends each
-    open for writing back once; one that an earlier server has sent back would see that as an error (S-58).
+    open for writing back once; one that an earlier server has sent back would see that as an error (S-58). A caller of
+    another pid namespace has the thread id 0, and is not recognised.
     """
 
     def __init__(self, core: Core) -> None:

@@ -17,7 +17,7 @@ from datastore.kubeclient import KubeClient, of_context
 Manifest = dict[str, Any]
 
 
-class Looker:
+class ApiReader:
     """One cluster. Errors of every method: DatastoreError, also for a word that no kind has."""
 
     def __init__(self, client: KubeClient) -> None:
@@ -68,11 +68,11 @@ class Looker:
         return found
 
 
-def looker(kubeconfig: Path) -> Looker:
+def api_reader(kubeconfig: Path) -> ApiReader:
     """Of the cluster that this file names now."""
-    return _looker(kubeconfig, kubeconfig.stat().st_mtime_ns)
+    return _reader(kubeconfig, kubeconfig.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=8)
-def _looker(kubeconfig: Path, _written_ns: int) -> Looker:
-    return Looker(of_context({"KUBECONFIG": str(kubeconfig)}))
+def _reader(kubeconfig: Path, _written_ns: int) -> ApiReader:
+    return ApiReader(of_context({"KUBECONFIG": str(kubeconfig)}))
