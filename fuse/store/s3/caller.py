@@ -74,14 +74,22 @@ class Caller:
 
     async def send(self, request: Request) -> Answer:
         """The answer to a request, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
-        signer, answer = await self._exchange(request)
-        if answer.status >= 300 and await self._has_others(request, answer, signer.keys):
-            signer, answer = await self._exchange(request)
-        if answer.status in _REDIRECTS and self._follow:
-            region = self._refusal(request, answer, signer.keys).region
-            if region not in {"", signer.endpoint.region}:
-                self._move(signer.endpoint, region)
-                signer, answer = await self._exchange(request)
+        renewed = moved = False
+        while True:
+            signer = await self.signer()
+            if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
+                sent, head = signer.signed(request)
+            else:
+                sent, head = request, signer.plain(request.method, request.key, request.headers)
+            answer = await signer.transport.send(sent, head)
+            if answer.status < 300:
+                break
+            if not (renewed or moved) and await self._has_others(request, answer, signer.keys):
+                renewed = True
+            elif not moved and self._follows(request, answer, signer):
+                moved = True
+            else:
+                break
         # A server may say 200 while it copies or joins objects, and report in the body that it failed.
         if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
             return answer
@@ -95,20 +103,13 @@ class Caller:
     async def signer(self) -> Signer:
         """For where the bucket is, with the present keys, which may have to be found. Errors: CredentialsInvalid."""
         source, signer = self.credentials, self._signer
-        loop = None if source.has_keys() else running()
-        keys = source.keys() if loop is None else await loop.lane(source.keys)
-        if signer is None or signer.endpoint is not self.place[0] or signer.keys != keys:
+        keys = source.at_hand()
+        if keys is None:
+            loop = running()
+            keys = source.keys() if loop is None else await loop.lane(source.keys)
+        if signer is None or (signer.endpoint, signer.keys) != (self.place[0], keys):
             signer = self._signer = Signer(*self.place, keys, self._clock)
         return signer
-
-    async def _exchange(self, request: Request) -> tuple[Signer, Answer]:
-        """Sign and send. Errors: CredentialsInvalid, and those of Transport.send()."""
-        signer = await self.signer()
-        if request.method in _WRITES or request.query or not request.headers.keys() <= _UNSIGNED:
-            request, head = signer.signed(request)
-        else:
-            head = signer.plain(request.method, request.key, request.headers)
-        return signer, await signer.transport.send(request, head)
 
     async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
         """Whether the server does not take these keys any more, and there are others by now."""
@@ -118,17 +119,23 @@ class Caller:
         loop = running()
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
 
-    def _move(self, seen: Endpoint, region: str) -> None:
+    def _follows(self, request: Request, answer: Answer, signer: Signer) -> bool:
+        """Whether the bucket is said to be in another region: from now on it is asked there."""
+        if answer.status not in _REDIRECTS or not self._follow:
+            return False
+        region, seen = self._refusal(request, answer, signer.keys).region, signer.endpoint.region
+        if region in {"", seen}:
+            return False
         with self._lock:
             endpoint, transport = self.place
-            if endpoint.region != seen.region:
-                return
-            moved = endpoint.in_region(region)
-            if moved.host == endpoint.host:
-                self.place = (moved, transport)
-            else:
-                self.place = (moved, self.connect(moved))
-                transport.close()
+            if endpoint.region == seen:
+                moved = endpoint.in_region(region)
+                if moved.host == endpoint.host:
+                    self.place = (moved, transport)
+                else:
+                    self.place = (moved, self.connect(moved))
+                    transport.close()
+        return True
 
     def _refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
         """What an answer to a request that was signed with `keys` refuses."""

@@ -48,9 +48,9 @@ class StaticSource:
         """Equal for those who may see what the other has read: the same person, as far as can be told. No secret."""
         return _digest("key", self._keys.access_key_id)
 
-    def has_keys(self) -> bool:
-        """Whether keys() has them, and need not look for others first, which may ask the network."""
-        return True
+    def at_hand(self) -> StaticCredentials | None:
+        """keys(), where it need not look for them first, which may ask the network."""
+        return self._keys
 
     def keys(self) -> StaticCredentials:
         """The present ones."""
@@ -94,11 +94,13 @@ class ChainSource:
             return _digest("key", self.keys().access_key_id)
         return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
-    def has_keys(self) -> bool:
+    def at_hand(self) -> StaticCredentials | None:
         from botocore.credentials import RefreshableCredentials
 
         found = self._found
-        return found is not None and not (isinstance(found, RefreshableCredentials) and found.refresh_needed())
+        if found is None or (isinstance(found, RefreshableCredentials) and found.refresh_needed()):
+            return None
+        return self.keys()
 
     def keys(self) -> StaticCredentials:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 
@@ -14,6 +14,8 @@ from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, 
 from ..limits import check_count, check_key
 from .caller import Caller
 from .messages import Request, describe
+
+W = TypeVar("W")
 
 _LEAST = 2
 _CONNECTION_S = 0.0005
@@ -59,7 +61,7 @@ class Many:
     async def heads(self, objects: Sequence[Shown], sink: HeadSink) -> None:
         """See ObjectStore.head_many()."""
         check_count(objects)
-        left = deque(range(len(objects)))
+        left = iter(range(len(objects)))
 
         async def ask(number: int) -> StoreError | None:
             answer: ObjectInfo | StoreError
@@ -71,7 +73,7 @@ class Many:
             return answer if isinstance(answer, StoreError) else None
 
         await self._caller.signer()  # without keys nothing is asked
-        failure = await self._side_by_side(lambda: ask(left.popleft()) if left else None)
+        failure = await self._side_by_side(partial(next, left, None), ask)
         for number in left:
             assert failure is not None
             sink(number, failure)
@@ -106,17 +108,18 @@ class Many:
             return failure
 
         await self._caller.signer()  # without keys nothing is asked
-        failure = await self._side_by_side(lambda: None if (wanted := feed()) is None else ask(wanted))
+        failure = await self._side_by_side(feed, ask)
         if failure is not None:
             raise failure
 
     async def _side_by_side(
-        self, feed: Callable[[], Coroutine[Any, Any, StoreError | None] | None]
+        self, feed: Callable[[], W | None], ask: Callable[[W], Coroutine[Any, Any, StoreError | None]]
     ) -> StoreError | None:
-        """Questions, each of which ends with why it failed, until there is no other one and all have ended.
+        """Ask for one after the other, until there is no other one and all have ended.
 
-        feed: gives the next one, whenever a connection is free for it; None: there is none now. What it or a question
-        raises ends the run. The answer is why it ended before all was asked: the server does not answer, or is busy.
+        feed: gives the next one, whenever a connection is free for it; None: there is none now. ask: ends with why it
+        failed. What they raise ends the run. The answer is why it ended before all was asked: the server does not
+        answer, or is busy.
         """
         loop = running()
         assert loop is not None, "many requests need a loop"
@@ -125,25 +128,17 @@ class Many:
         began, is_paced = loop.clock(), False
         end: BaseException | None = None
 
-        def following() -> Coroutine[Any, Any, StoreError | None] | None:
-            nonlocal end
-            try:
-                return feed() if end is None else None
-            except BaseException as error:  # for who asked
-                end = error
-                return None
-
         def begin() -> None:
             nonlocal at_work
-            while at_work < width.connections and (question := following()) is not None:
+            while end is None and at_work < width.connections and (wanted := feed()) is not None:
                 at_work += 1
-                loop.spawn(one_after_the_other(question))
+                loop.spawn(one_after_the_other(wanted))
 
-        async def one_after_the_other(question: Coroutine[Any, Any, StoreError | None] | None) -> None:
+        async def one_after_the_other(wanted: W | None) -> None:
             nonlocal at_work, strikes, answered, busy, is_paced, end
             try:
-                while question is not None:
-                    failure = await question
+                while wanted is not None:
+                    failure = await ask(wanted)
                     if isinstance(failure, DeadlineExceeded | Unreachable):
                         strikes += 1
                     elif failure is not None and failure.transient:
@@ -155,7 +150,7 @@ class Many:
                         width.paced(loop.clock() - began)
                     if (strikes >= _STRIKES or busy > answered + _BUSY) and end is None:
                         end = failure
-                    question = following()
+                    wanted = feed() if end is None else None
                     begin()
             except BaseException as error:  # for who asked
                 end = error
@@ -163,7 +158,10 @@ class Many:
             if not at_work:
                 over.set_result(None)
 
-        begin()
+        try:
+            begin()
+        except BaseException as error:  # when those that were begun have ended
+            end = error
         if at_work:
             await over
         if end is not None and not isinstance(end, StoreError):

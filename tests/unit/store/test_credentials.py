@@ -158,12 +158,12 @@ def test_a_loop_does_not_look_for_keys_itself(expiring: bool, empty_home: Path) 
     else:
         write_keys(empty_home, "OLD")
     source = Noted(chain_session())
-    assert not source.has_keys()
+    assert source.at_hand() is None
     with ScriptedServer([http(200), http(200), http(403)]) as server:
         store = client_of(server, keys=source).inner
         for _ in range(2):
             resolve(store.head("k"))
-        assert source.has_keys() is not expiring
+        assert (source.at_hand() is None) is expiring
         with pytest.raises(StoreError):
             resolve(store.head("k"))
         the_loop().call(store.close)
