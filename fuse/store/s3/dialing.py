@@ -136,9 +136,9 @@ async def _tunnel(connection: Connection, route: Route, proxy: Proxy, pace: Call
         lines.append(f"Proxy-Authorization: {proxy.authorization}")
     await connection.send("\r\n".join([*lines, "", ""]).encode(), pace)
     incoming = Incoming(connection, pace)
-    status = (await incoming.head()).status
-    if status != 200 or not incoming.is_taken:
-        raise NotHttp(f"the proxy refuses with status {status}")
+    await incoming.head()
+    if incoming.status != 200 or not incoming.is_taken:
+        raise NotHttp(f"the proxy refuses with status {incoming.status}")
 
 
 def _dial(

@@ -14,7 +14,6 @@ import ssl
 import struct
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple
 
 from ...loop import Edge, Future, Loop
 from ..base import Body, FilePart
@@ -57,57 +56,6 @@ class CutShort(Exception):
 
 class TooMuch(Exception):
     """The body is larger than it may be."""
-
-
-class Heard(NamedTuple):
-    """The head of one answer among bytes. end: where in them it ends."""
-
-    status: int
-    fields: dict[str, str]
-    """Values by lower-case name, decoded as ISO 8859-1; of a repeated header the last."""
-    end: int
-    goes_on: bool
-    """The server leaves the connection open after this answer (RFC 9112, section 9.3)."""
-
-    @property
-    def is_chunked(self) -> bool:
-        """The body says in pieces how long it is."""
-        return self.fields.get("transfer-encoding", "").lower() == "chunked"
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the body as announced, None: its end tells. Errors: NotHttp."""
-        said = self.fields.get("content-length")
-        if said is None or self.is_chunked:
-            return None
-        if not _LENGTH.fullmatch(said):
-            raise NotHttp("a Content-Length that is no number")
-        return int(said)
-
-
-def heard(held: bytes, start: int) -> Heard | None:
-    """The head that begins at `start`; None while its end has not come. Errors: NotHttp."""
-    end = _HEAD_END.search(held, start)
-    if end is None:
-        if len(held) - start > HEAD_BYTES:
-            raise NotHttp("a head without an end")
-        return None
-    if end.end() - start > HEAD_BYTES:
-        raise NotHttp("a head that is too long")
-    first, *lines = held[start : end.start()].decode("latin-1").split("\n")
-    if len(lines) >= _MAX_HEADERS:
-        raise NotHttp("too many headers")
-    version, _, rest = first.rstrip("\r").partition(" ")
-    code = rest.partition(" ")[0]
-    if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
-        raise NotHttp("what it answers is no HTTP: check the endpoint's host and port")
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        fields[name.lower()] = value.strip()
-    said = fields.get("connection", "").lower()
-    goes_on = "close" not in said and (version == "HTTP/1.1" or "keep-alive" in said)
-    return Heard(int(code), fields, end.end(), goes_on)
 
 
 class _Kernel:
@@ -276,7 +224,7 @@ class Connection:
 class Incoming:
     """The answer to one request as it comes. Errors of all methods: TimeoutError, OSError, NotHttp, CutShort."""
 
-    __slots__ = ("_at", "_connection", "_held", "_pace", "_room")
+    __slots__ = ("_at", "_connection", "_held", "_pace", "_room", "fields", "goes_on", "is_chunked", "status")
 
     def __init__(self, connection: Connection, pace: Pace, room: int = _RECEIVED_BYTES) -> None:
         """room: how much is received at once before the answer's length is known."""
@@ -286,20 +234,35 @@ class Incoming:
         self._held = b""
         """Received and not taken yet: from _at on."""
         self._at = 0
+        self.status = 0
+        self.fields: dict[str, str] = {}
+        """Values by lower-case name, decoded as ISO 8859-1; of a repeated header the last."""
+        self.is_chunked = False
+        """The body says in pieces how long it is."""
+        self.goes_on = False
+        """The server leaves the connection open after this answer (RFC 9112, section 9.3)."""
 
     @property
     def is_taken(self) -> bool:
         """Whether all that has come was taken: what is left belongs to no request."""
         return self._at == len(self._held)
 
-    async def head(self) -> Heard:
-        """The head of the final answer. Errors besides: UNANNOUNCED and ConnectionError before any byte."""
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body as announced, None: its end tells. Errors: NotHttp."""
+        said = self.fields.get("content-length")
+        if said is None or self.is_chunked:
+            return None
+        if not _LENGTH.fullmatch(said):
+            raise NotHttp("a Content-Length that is no number")
+        return int(said)
+
+    async def head(self) -> None:
+        """Take the head of the final answer. Errors besides: UNANNOUNCED and ConnectionError before any byte."""
         while True:
-            found = heard(self._held, self._at) if self._held else None
-            if found is not None:
-                self._at = found.end
-                if found.status >= 200 or found.status == _SWITCHING_PROTOCOLS:
-                    return found
+            if self._held and self._take_head():
+                if self.status >= 200 or self.status == _SWITCHING_PROTOCOLS:
+                    return
                 if self._at > HEAD_BYTES:
                     raise NotHttp("interim answers without an end")
                 continue
@@ -312,6 +275,34 @@ class Incoming:
                     raise NotHttp("the server hung up before the end of its answer's head") from error
                 raise
             self._held += piece
+
+    def _take_head(self) -> bool:
+        """Take the head of one answer; False while its end has not come. Errors: NotHttp."""
+        held, start = self._held, self._at
+        end = _HEAD_END.search(held, start)
+        if end is None:
+            if len(held) - start > HEAD_BYTES:
+                raise NotHttp("a head without an end")
+            return False
+        self._at = end.end()
+        if self._at - start > HEAD_BYTES:
+            raise NotHttp("a head that is too long")
+        first, *lines = held[start : end.start()].decode("latin-1").split("\n")
+        if len(lines) >= _MAX_HEADERS:
+            raise NotHttp("too many headers")
+        version, _, rest = first.rstrip("\r").partition(" ")
+        code = rest.partition(" ")[0]
+        if not (version.startswith("HTTP/1.") and len(code) == 3 and code.isdecimal()):
+            raise NotHttp("what it answers is no HTTP: check the endpoint's host and port")
+        fields: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            fields[name.lower()] = value.strip()
+        said = fields.get("connection", "").lower()
+        self.status, self.fields = int(code), fields
+        self.is_chunked = fields.get("transfer-encoding", "").lower() == "chunked"
+        self.goes_on = "close" not in said and (version == "HTTP/1.1" or "keep-alive" in said)
+        return True
 
     async def take(self, size: int) -> Body:
         """The next `size` bytes of a body that has as many."""

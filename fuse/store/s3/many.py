@@ -151,7 +151,8 @@ class Many:
                     if (strikes >= _STRIKES or busy > answered + _BUSY) and end is None:
                         end = failure
                     wanted = feed() if end is None else None
-                    begin()
+                    if wanted is not None:
+                        begin()
             except BaseException as error:  # for who asked
                 end = error
             at_work -= 1

@@ -22,7 +22,7 @@ from ...loop import Future, Loop, running
 from ..base import FilePart, in_memory
 from .dialing import Route, connected
 from .errors import UNANNOUNCED, connection_words, one_line
-from .http1 import Connection, CutShort, Heard, Incoming, NotHttp, TooMuch
+from .http1 import Connection, CutShort, Incoming, NotHttp, Pace, TooMuch
 from .messages import SMALL_BYTES, Answer, Request
 
 _PIECE_BYTES = 1 << 20
@@ -174,57 +174,31 @@ class Transport:
         Errors: Unreachable, DeadlineExceeded, CorruptBody.
         """
         await self.take_place()
+        connection: Connection | None = None
+        keep = False
         try:
-            size = len(request.body) + request.expected_bytes
-            long_s = self.limits.long_s if request.is_long else 0.0
+            connection = self._take_idle()
+            may_be_stale = connection is not None and request.repeatable
+            size, long_s = len(request.body) + request.expected_bytes, self.limits.long_s if request.is_long else 0.0
             deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
-            kept, answer = self._take_idle(), None
-            if kept is not None:
-                answer = await self._exchange(kept, request, head, deadline, may_be_stale=request.repeatable)
-            if answer is None:
-                answer = await self._exchange(await self.connect(deadline), request, head, deadline)
-            assert answer is not None
-            return answer
-        finally:
-            self.leave_place()
-
-    async def _exchange(
-        self, connection: Connection, request: Request, head: bytes, deadline: float, *, may_be_stale: bool = False
-    ) -> Answer | None:
-        """Send, and read the answer. The head and a small body travel together, so that the server wakes once.
-
-        may_be_stale: None when the connection broke before any byte of an answer.
-
-        A server may refuse before it has read the whole body, and hang up, and its answer is then what counts.
-        """
-        keep, all_sent = False, True
-        pace = partial(self._left_s, deadline, 0.0)
-        body = request.body
-        try:
-            try:
-                if isinstance(body, FilePart) and (connection.secure or len(body) > SMALL_BYTES):
-                    await connection.send(head, pace)
-                    await connection.send_file(body, pace)
-                elif len(body) <= SMALL_BYTES:
-                    await connection.send(head + in_memory(body) if body else head, pace)
-                else:
-                    await connection.send_joined(head, in_memory(body), pace)
-            except _HUNG_UP:
-                all_sent = False
-            if request.is_long:
-                pace = partial(self._left_s, deadline, self.limits.long_s)
-            incoming = Incoming(connection, pace, _room(request))
-            try:
-                heard = await incoming.head()
-            except (ConnectionError, *UNANNOUNCED):
-                if may_be_stale:
-                    return None
-                raise
-            if request.method == "HEAD" or heard.status in _BODYLESS:
-                answer, whole = Answer(heard.status, heard.fields, b""), True
+            while True:
+                if connection is None:
+                    connection = await self.connect(deadline)
+                all_sent = await _send(connection, request, head, partial(self._left_s, deadline, 0.0))
+                incoming = Incoming(connection, partial(self._left_s, deadline, long_s), _room(request))
+                try:
+                    await incoming.head()
+                    break
+                except (ConnectionError, *UNANNOUNCED):
+                    if not may_be_stale:
+                        raise
+                connection.close()
+                connection, may_be_stale = None, False
+            if request.method == "HEAD" or incoming.status in _BODYLESS:
+                answer, whole = Answer(incoming.status, incoming.fields, b""), True
             else:
-                answer, whole = await _answer(incoming, heard, request)
-            keep = all_sent and whole and heard.goes_on and incoming.is_taken
+                answer, whole = await _answer(incoming, request)
+            keep = all_sent and whole and incoming.goes_on and incoming.is_taken
             return answer
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.route}: no answer in time to {request.method}") from error
@@ -237,10 +211,11 @@ class Transport:
         except (NotHttp, OSError) as error:
             raise Unreachable(f"{self.route}: {connection_words(error)}") from error
         finally:
-            if keep:
+            if keep and connection is not None:
                 self.give_back(connection)
-            else:
+            elif connection is not None:
                 connection.close()
+            self.leave_place()
 
     async def connect(self, deadline: float) -> Connection:
         loop, limit_s = running(), min(self.limits.connect_s, max(deadline - self._clock(), 0.001))
@@ -287,19 +262,36 @@ def _room(request: Request) -> int:
     return _HEAD_BYTES + min(body, _PIECE_BYTES)
 
 
-async def _answer(incoming: Incoming, head: Heard, request: Request) -> tuple[Answer, bool]:
+async def _send(connection: Connection, request: Request, head: bytes, pace: Pace) -> bool:
+    """Whether all was sent: a server may refuse before it has read the whole body, and hang up, and its answer is then
+    what counts. The head and a small body travel together, so that the server wakes once."""
+    body = request.body
+    try:
+        if isinstance(body, FilePart) and (connection.secure or len(body) > SMALL_BYTES):
+            await connection.send(head, pace)
+            await connection.send_file(body, pace)
+        elif len(body) <= SMALL_BYTES:
+            await connection.send(head + in_memory(body) if body else head, pace)
+        else:
+            await connection.send_joined(head, in_memory(body), pace)
+    except _HUNG_UP:
+        return False
+    return True
+
+
+async def _answer(incoming: Incoming, request: Request) -> tuple[Answer, bool]:
     """The answer with its body, and whether that was taken whole. Of an error as much as may be said about one.
 
     Errors: TooMuch, and those of Incoming.
     """
-    status, fields = head.status, head.fields
+    status, fields = incoming.status, incoming.fields
     refused = status >= 300
     most_bytes = SMALL_BYTES if refused else request.most_bytes
-    length = head.length
+    length = incoming.length
     if length is None:
-        take = incoming.take_chunks if head.is_chunked else incoming.take_rest
+        take = incoming.take_chunks if incoming.is_chunked else incoming.take_rest
         try:
-            return Answer(status, fields, await take(most_bytes)), head.is_chunked
+            return Answer(status, fields, await take(most_bytes)), incoming.is_chunked
         except TooMuch:
             if not refused:
                 raise
