@@ -8,7 +8,6 @@ from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.pieces import PieceTable
 from datastore.fuse.data.readahead import ReadAhead
 from datastore.fuse.data.reader import Reader
-from datastore.fuse.store.base import ObjectVersion
 
 
 def check_extents(extents: Extents) -> None:
@@ -41,7 +40,8 @@ def check_readahead(ahead: ReadAhead) -> None:
             raise AssertionError(f"window of {run.window_bytes} bytes")
 
 
-def forget(reader: Reader, version: ObjectVersion) -> None:
-    """Drop what memory holds of this version, as if there had been no room."""
-    for piece in list(reader.table._by_version.get(version, ())):
-        reader.table.discard(piece)
+def forget(reader: Reader) -> None:
+    """Drop what memory holds, as if there had been no room."""
+    limit_bytes = 2 * reader.table.half_bytes
+    reader.table.limit(0)
+    reader.table.limit(limit_bytes)

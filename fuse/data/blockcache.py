@@ -21,6 +21,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, starmap
 from json.encoder import encode_basestring_ascii as as_json
 from pathlib import Path
 from typing import TypeVar
@@ -83,7 +84,7 @@ class BlockCache:
         stop = min(offset + size, version.size)
         if offset >= stop:
             return b""
-        if is_small(version):
+        if version.size < SMALL_BYTES:
             return self._read_small(version, offset, stop)
         return self._asked(version, lambda entry: entry.read(offset, stop))
 
@@ -92,8 +93,8 @@ class BlockCache:
         stop = min(stop, version.size)
         if start >= stop:
             return True
-        if is_small(version):
-            return all(self._packs.holds(name) for name, _ in self._named(version, start, stop))
+        if version.size < SMALL_BYTES:
+            return all(map(self._packs.holds, self._names(version, start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))))
         return bool(self._asked(version, lambda entry: entry.holds(start, stop)))
 
     def present(self, version: ObjectVersion) -> bool:
@@ -104,7 +105,7 @@ class BlockCache:
         """Keep the whole blocks of `body`; whether they are kept now. Idempotent."""
         if not body or self._monotonic() < self._off_until_s:
             return not body
-        if is_small(version):
+        if version.size < SMALL_BYTES:
             return self.write_small([(version, offset, body)])
         try:
             entry = self._find(version)
@@ -127,7 +128,7 @@ class BlockCache:
             return False
         try:
             self._packs.learn(LEARN_MORE_S, when_due=True)
-            absent = self._packs.absent(block for each in bodies for block in self._blocks(*each))
+            absent = self._packs.absent(chain.from_iterable(starmap(self._blocks, bodies)))
             pack_bytes = max(PACK_BYTES_MIN, min(PACK_BYTES, self._space.limit_bytes // 32))
             for group in in_groups(absent, pack_bytes):
                 with self._packs.appending, self._reserved(self._packs.growth(group, pack_bytes)):
@@ -144,7 +145,7 @@ class BlockCache:
         the file is still at `path`.
         """
         too_large = version.size > self._space.limit_bytes
-        if is_small(version) or too_large or self._monotonic() < self._off_until_s:
+        if version.size < SMALL_BYTES or too_large or self._monotonic() < self._off_until_s:
             return False
         place = self._place(version)
         try:
@@ -182,7 +183,7 @@ class BlockCache:
         def opened(entry: BlockFile) -> int | None:
             return entry.reopen() if entry.whole or (version.size <= INLINE_VERIFY_BYTES and entry.verify()) else None
 
-        fd = None if is_small(version) else self._asked(version, opened)
+        fd = None if version.size < SMALL_BYTES else self._asked(version, opened)
         if fd is not None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,26 +316,26 @@ class BlockCache:
         return self._open.keep(version, entry)
 
     def _read_small(self, version: ObjectVersion, start: int, stop: int) -> bytes | None:
-        parts = []
-        for name, at in self._named(version, start, stop):
+        parts, first = [], start // BLOCK_BYTES
+        for index, name in enumerate(self._names(version, first, -(-stop // BLOCK_BYTES)), first):
+            at = index * BLOCK_BYTES
             block = self._packs.read(name, min(BLOCK_BYTES, version.size - at))
             if block is None:
                 return None
             parts.append(block[max(0, start - at) : stop - at])
         return b"".join(parts)
 
-    def _named(self, version: ObjectVersion, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-        """Of the blocks that [start, stop) of a small version touches: their names, and where they begin."""
+    def _names(self, version: ObjectVersion, first: int, last: int) -> list[bytes]:
+        """Of the blocks [first, last) of a small version."""
         label = self._label(version)
-        indices = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        return ((b"%b%d" % (label, index), index * BLOCK_BYTES) for index in indices)
+        return [b"%b%d" % (label, index) for index in range(first, last)]
 
     def _blocks(self, version: ObjectVersion, offset: int, body: Body) -> Iterator[tuple[bytes, Body]]:
         """The blocks of a small version that lie wholly in `body`, which is at `offset`, by their names."""
         first, last = whole_blocks(offset, offset + len(body), version.size)
-        view = memoryview(body)
-        for name, at in self._named(version, first * BLOCK_BYTES, last * BLOCK_BYTES):
-            yield name, view[at - offset : at - offset + BLOCK_BYTES]
+        view = memoryview(body)[first * BLOCK_BYTES - offset :]
+        for name, at in zip(self._names(version, first, last), range(0, len(view), BLOCK_BYTES), strict=False):
+            yield name, view[at : at + BLOCK_BYTES]
 
     def _label(self, version: ObjectVersion) -> bytes:
         # ASCII JSON keeps the surrogates that stand for a key's non-UTF-8 bytes.
@@ -344,11 +345,6 @@ class BlockCache:
         label = self._label(version)
         stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
         return Place(stem, label, version.size, self._boot_id)
-
-
-def is_small(version: ObjectVersion) -> bool:
-    """Whether it shares files with others."""
-    return version.size < SMALL_BYTES
 
 
 def _boot_id() -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..loop import Loop, Task
-from ..store.base import Body
-from .blockcache import BlockCache, is_small
+from ..store.base import Body, ObjectVersion
+from .blockcache import SMALL_BYTES, BlockCache
 from .blockfile import whole_blocks
 from .pieces import Piece
 
@@ -32,18 +32,19 @@ class Keeping:
 
     def now(self, piece: Piece, body: Body) -> None:
         """Write it by this thread, a lane, which has just received it."""
-        if self._is_kept(piece, body):
+        if _is_whole(piece) and self._cache.write(piece.version, piece.start, body):
             self._loop.soon(piece.set_kept)
 
     def later(self, piece: Piece, *, more: bool = False) -> None:
         """Have one that has arrived written, by one lane for all that come together.
 
+        The disk cache takes whole blocks only: a first random read is not for it.
         more: others follow, and flush() after them: to wake a thread for each costs as much as to write it. Who says so
         looks at is_full before he fetches the next.
         """
         if not _is_whole(piece):
             return
-        if self.is_full and not more:
+        if not more and self.is_full:
             self._loop.background(self._write([piece]))
             return
         self._waiting.append(piece)
@@ -65,11 +66,11 @@ class Keeping:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting, []
+                batch, self._waiting, size = self._waiting, [], self._bytes
                 try:
                     await self._write(batch)
                 finally:
-                    self._bytes -= sum(piece.size for piece in batch)
+                    self._bytes -= size
         finally:
             self._writing = None
 
@@ -79,14 +80,15 @@ class Keeping:
 
     def _kept_of(self, batch: list[Piece]) -> list[Piece]:
         """By a lane: write them, the small ones all together; those that are kept now."""
-        kept = [piece for piece in batch if not is_small(piece.version) and self._is_kept(piece, piece.result())]
-        small = [piece for piece in batch if is_small(piece.version)]
-        bodies = [(piece.version, piece.start, piece.result()) for piece in small]
+        kept, small, bodies = list[Piece](), list[Piece](), list[tuple[ObjectVersion, int, Body]]()
+        for piece in batch:
+            written = piece.version, piece.start, piece.result()
+            if piece.version.size < SMALL_BYTES:
+                small.append(piece)
+                bodies.append(written)
+            elif self._cache.write(*written):
+                kept.append(piece)
         return kept + small if bodies and self._cache.write_small(bodies) else kept
-
-    def _is_kept(self, piece: Piece, body: Body) -> bool:
-        """By a lane: write it. The disk cache takes whole blocks only: a first random read is not for it."""
-        return _is_whole(piece) and self._cache.write(piece.version, piece.start, body)
 
 
 def _is_whole(piece: Piece) -> bool:

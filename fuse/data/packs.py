@@ -101,8 +101,13 @@ class Packs:
 
     def absent(self, bodies: Iterable[tuple[bytes, Body]]) -> list[Small]:
         """Those of these names and bodies that are not held, or no longer for others."""
-        named = ((_fingerprint(name), name, body) for name, body in bodies)
-        return [Small(one, crc32(body, crc32(name)), body) for one, name, body in named if not self._is_kept(one)]
+        absent = []
+        for name, body in bodies:
+            fingerprint = _fingerprint(name)
+            found = self._find(fingerprint)
+            if found is None or found[0].unlinked:
+                absent.append(Small(fingerprint, crc32(body, crc32(name)), body))
+        return absent
 
     def growth(self, smalls: Sequence[Small], pack_bytes: int) -> int:
         """How many more bytes of disk append() will take. Call with `appending` held until then."""
@@ -226,10 +231,6 @@ class Packs:
                 self._forget(fingerprint)
             return None
         return file, offset, crc
-
-    def _is_kept(self, fingerprint: bytes) -> bool:
-        found = self._find(fingerprint)
-        return found is not None and not found[0].unlinked
 
     def _opened(self, number: int) -> OpenFile | None:
         """The pack; None: evicted, or not to be had."""

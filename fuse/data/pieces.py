@@ -7,7 +7,7 @@ before its waiters learn of it. Does no I/O. On the loop; what a lane may look a
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from operator import attrgetter
 
@@ -19,24 +19,15 @@ from .extents import on_grid
 class Piece(Future[memoryview]):
     """One range [start, stop) of a version; `await` it for its bytes, or for what its fetch failed with."""
 
-    __slots__ = ("kept", "start", "stop", "version")
+    __slots__ = ("kept", "size", "start", "stop", "version")
 
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
         super().__init__()
         self.version = version
         self.start = start
         self.stop = stop
+        self.size = stop - start
         self.kept = False
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.stop - self.start
-
-    @property
-    def body(self) -> memoryview | None:
-        """The bytes, when they are there."""
-        return self._result
 
     def set_kept(self) -> None:
         """The disk cache has it as well."""
@@ -62,10 +53,10 @@ class PieceTable:
         """The bytes of [start, stop) when memory has them all; without copying when one piece has them."""
         pieces, at = self._covering(version, start, stop), start
         for piece in pieces:
-            if piece.start > at or piece.body is None:
+            if piece.start > at or not piece.done:
                 return None
             at = piece.stop
-        if not pieces or at < stop:
+        if at < stop:
             return None
         for piece in pieces:
             self._settled.move_to_end(piece)
@@ -98,37 +89,22 @@ class PieceTable:
         return self.held_bytes - self._settled_bytes + size_bytes <= self.half_bytes
 
     def finish(self, piece: Piece, body: Body) -> None:
-        """The piece has arrived."""
+        """The piece, which is neither finished nor failed yet, has arrived."""
         piece.set_result(memoryview(body))
-        if self._index(piece) is not None:
-            self._settled[piece] = None
-            self._settled_bytes += piece.size
+        self._settled[piece] = None
+        self._settled_bytes += piece.size
         self._shrink()
 
     def fail(self, piece: Piece, error: BaseException) -> None:
-        """The piece could not be fetched: the next who wants it starts anew."""
-        self.discard(piece)
+        """A piece that has not arrived could not be fetched: the next who wants it starts anew."""
+        self._take_out(piece)
         piece.set_error(error)
-
-    def discard(self, piece: Piece) -> None:
-        """Take a piece out of the table; whoever has it can still await it. Idempotent."""
-        index = self._index(piece)
-        if index is None:
-            return
-        pieces = self._by_version[piece.version]
-        del pieces[index]
-        if not pieces:
-            del self._by_version[piece.version]
-        self.held_bytes -= piece.size
-        if piece in self._settled:
-            del self._settled[piece]
-            self._settled_bytes -= piece.size
 
     def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
         """A reader in sequence has [start, stop) behind it: let go of what the disk cache has as well."""
         for piece in self._covering(version, start, stop):
             if piece.kept and piece.stop <= stop:
-                self.discard(piece)
+                self._let_go(piece)
 
     def limit(self, limit_bytes: int) -> None:
         """Another limit from now on."""
@@ -160,15 +136,22 @@ class PieceTable:
             self.held_bytes += piece.size
         self._shrink()
 
-    def _index(self, piece: Piece) -> int | None:
-        """Where the piece is among its version's, None when it was taken out."""
-        pieces = self._by_version.get(piece.version, [])
-        index = bisect_right(pieces, piece.start, key=_stop)
-        return index if index < len(pieces) and pieces[index] is piece else None
-
     def _shrink(self) -> None:
         while self.held_bytes > self._limit_bytes and self._settled:
-            self.discard(next(iter(self._settled)))
+            self._let_go(next(iter(self._settled)))
+
+    def _let_go(self, piece: Piece) -> None:
+        """Take out one that has arrived; whoever has it can still await it."""
+        del self._settled[piece]
+        self._settled_bytes -= piece.size
+        self._take_out(piece)
+
+    def _take_out(self, piece: Piece) -> None:
+        pieces = self._by_version[piece.version]
+        del pieces[bisect_left(pieces, piece.stop, key=_stop)]
+        if not pieces:
+            del self._by_version[piece.version]
+        self.held_bytes -= piece.size
 
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:

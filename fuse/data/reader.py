@@ -121,7 +121,7 @@ class Reader:
 
         def following() -> ObjectVersion | None:
             while not self._keeping.is_full and self.loop.clock() < until and (version := feed()) is not None:
-                piece = None if self.holds(version, 0, version.size) else self.table.claim(version)
+                piece = None if self._cache.holds(version, 0, version.size) else self.table.claim(version)
                 if piece is not None:
                     claimed[version] = piece
                     return version
@@ -337,7 +337,7 @@ class ReadStream:
         stop = min(offset + size, self.version.size)
         if offset >= stop:
             return b""
-        wanted = ByteRange(0, self.version.size)
+        wanted = None
         if self._ahead is not None:
             wanted, ahead = self._ahead.plan(offset, size, self._reader.share_bytes)
             if self._ahead.present.window_bytes:
@@ -356,7 +356,8 @@ class ReadStream:
             return body
         counts["misses"] += 1
         counts["missBytes"] += stop - offset
-        return await self._reader.obtain(self.version, wanted, ByteRange(offset, stop))
+        whole = ByteRange(0, self.version.size)
+        return await self._reader.obtain(self.version, wanted or whole, ByteRange(offset, stop))
 
     def close(self) -> None:
         """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""

@@ -60,17 +60,17 @@ class SmallFileFetcher:
             self._waiting[version.key] = version
             self.bytes += version.size
 
-    def _take(self, key: str) -> ObjectVersion | None:
-        """What waits under a key is the caller's now; of no key is ""."""
-        version = self._waiting.pop(key, None)
+    def _take(self, key: str | None = None) -> ObjectVersion | None:
+        """What waits under a key, or has waited longest, is the caller's now; of no key is ""."""
+        version = self._waiting.pop(next(iter(self._waiting), "") if key is None else key, None)
         if version is not None:
-            self._running[key] = Future()
+            self._running[version.key] = Future()
         return version
 
     async def _work(self) -> None:
         while self._waiting:
             try:
-                await self._reader.bring_many(lambda: self._take(next(iter(self._waiting), "")), self._settle)
+                await self._reader.bring_many(self._take, self._settle)
             except Exception:  # nobody asked for these yet: who does starts anew, and is told
                 self.bytes -= sum(version.size for version in self._waiting.values())
                 self._waiting.clear()

@@ -64,7 +64,7 @@ class StagedFile:
         self.times_set = False
         """Its times are somebody's choice, not that of the last write."""
         self.dirty = False
-        """The store does not have this content."""
+        """The store does not have this content, or not these attributes, which the next upload takes along."""
         self.appended = True
         """What changed since the store had it was written at the end."""
         self.grows_since = self.written_at = 0.0
@@ -165,7 +165,14 @@ class StagedFile:
         """Write; missing_for_write() must be empty. OSError (ENOSPC, EIO) of the local disk."""
         stop = offset + len(content)
         write_fully(self.fd, memoryview(content), offset)
-        self._changed(offset, stop)
+        self.appended &= offset >= self.size
+        self.present.add(offset, stop)
+        self.size = max(self.size, stop)
+        if self.streamed.overlaps(offset, stop):
+            self.streamed.remove(offset, stop)
+            self.rewrites += 1
+        self.dirty_ranges.add(offset, stop)
+        self.dirty = True
         return len(content)
 
     def truncate(self, size: int) -> None:
@@ -178,7 +185,7 @@ class StagedFile:
         self.size = size
         self.appended = False
         self.dirty_ranges.truncate(size)
-        self.touch()
+        self.dirty = True
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range zero, a few MiB at most (hole punching); missing_for_write() must be empty. The size stays."""
@@ -214,17 +221,3 @@ class StagedFile:
         if remove:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
-
-    def touch(self) -> None:
-        """Only the attributes changed: the next upload takes them along."""
-        self.dirty = True
-
-    def _changed(self, start: int, stop: int) -> None:
-        self.appended &= start >= self.size
-        self.present.add(start, stop)
-        self.size = max(self.size, stop)
-        if self.streamed.overlaps(start, stop):
-            self.streamed.remove(start, stop)
-            self.rewrites += 1
-        self.dirty_ranges.add(start, stop)
-        self.touch()

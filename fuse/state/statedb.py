@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..store.base import UploadId
 from .nodelog import NodeRecord
 from .rows import Intent, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
-from .youngrows import NAME, YoungRows
+from .youngrows import LONG_BYTES, NAME, YoungRows
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_TIMEOUT_S = 2.0
@@ -160,7 +160,7 @@ class StateDb:
         lasting: sync() is to bring it to the disk itself; else it is one of youngrows.py, as long as it is young.
         """
         with self._lock:
-            if self._young.long:
+            if self._young.size > LONG_BYTES:
                 self._take_young()
             if lasting or row.staging in self._rows:
                 self._insert([row])

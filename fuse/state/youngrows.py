@@ -18,7 +18,8 @@ from .rows import Unsent
 
 NAME = "unsent.log"
 _EMPTIED_BYTES = 1 << 20
-_LONG_BYTES = 4 << 20
+LONG_BYTES = 4 << 20
+"""Of a log that is so long the database should take what is here, so that it can begin anew."""
 
 
 class YoungRows:
@@ -31,14 +32,9 @@ class YoungRows:
         self.rows: dict[str, Unsent] = {}
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        self.size = os.fstat(self._fd).st_size
         self._unsaid = b""
         """Names that the disk had no room for."""
-
-    @property
-    def long(self) -> bool:
-        """Whether the database should take what is here, so that the log can begin anew."""
-        return self._size > _LONG_BYTES
 
     def load(self) -> list[Unsent]:
         """What an earlier process left."""
@@ -63,7 +59,7 @@ class YoungRows:
         """It counts no more; without room on the disk that is said with the next line. removed: its file is."""
         if self.rows.pop(staging, None) is None:
             return
-        if not self.rows and self._size > _EMPTIED_BYTES:
+        if not self.rows and self.size > _EMPTIED_BYTES:
             self.clear()
         elif not removed:
             name = json.dumps(staging).encode()
@@ -75,7 +71,7 @@ class YoungRows:
     def clear(self) -> None:
         """Begin anew, without rows. OSError."""
         os.ftruncate(self._fd, 0)
-        self.rows, self._size, self._unsaid = {}, 0, b""
+        self.rows, self.size, self._unsaid = {}, 0, b""
 
     def close(self) -> None:
         """Idempotent."""
@@ -87,7 +83,7 @@ class YoungRows:
         text = self._unsaid + line + b"\n"
         written = os.write(self._fd, text)
         if written < len(text):
-            os.ftruncate(self._fd, self._size)
+            os.ftruncate(self._fd, self.size)
             raise OSError(errno.ENOSPC, "the disk of the state directory is full")
-        self._size += written
+        self.size += written
         self._unsaid = b""

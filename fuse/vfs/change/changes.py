@@ -140,7 +140,7 @@ class Changes:
         facts.held(node, 0, NO_ETAG, attributes)
         try:
             staged = self._uploads.stage(node)
-            staged.touch()
+            staged.dirty = True
             if flags & os.O_EXCL or not flags & os.O_TRUNC:
                 staged.expects = NO_ETAG
             entry = self._resolver.entry(node)  # first, so that a new server finds whose bytes the journal names

@@ -234,7 +234,7 @@ class Uploads:
         if replaced and staged.complete:
             if node.lost:
                 self._take_back(node)
-            staged.touch()
+            staged.dirty = True
 
     async def send(
         self,
@@ -309,7 +309,7 @@ class Uploads:
         """The attributes changed after an upload had begun, which fixes them: set them by a copy onto itself."""
         staged = node.staged
         assert staged is not None
-        staged.touch()
+        staged.dirty = True
         version = ObjectVersion(to.key, node.etag, staged.size)
         try:
             result = await copy_object(self._core, version, to.key, to.options)

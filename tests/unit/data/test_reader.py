@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -296,7 +295,7 @@ def test_without_a_disk_cache_memory_serves(store: Probe) -> None:
     assert read(reader.open(version), 0, 1000) == small
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 1
-    forget(reader, version)
+    forget(reader)
     assert read(reader.open(version), 0, 1000) == small
     assert len(store.gets) == 2
 
@@ -434,21 +433,9 @@ def test_fetch_gives_any_range_and_goes_through_memory_and_cache(
     settle(reader)
     assert store.fetched_bytes == BIG
     assert all(one.stop - one.start <= 8 * MIB for one in store.gets if one)
-    forget(reader, big)
+    forget(reader)
     assert resolve(reader.fetch(big, 5, 10 * MIB)) == BODY[5 : 10 * MIB + 5]
     assert store.fetched_bytes == BIG
-
-
-def test_forget_during_a_fetch_serves_its_waiter_and_keeps_nothing(store: Probe) -> None:
-    version = store.add("small", b"x" * 1000)
-    reader = Reader(store, NO_CACHE, the_loop())
-    store.gate.clear()
-    waiter = begun(reader.open(version).read(0, 10))
-    assert store.entered.acquire(timeout=PATIENCE_S)
-    the_loop().call(partial(forget, reader, version))
-    store.gate.set()
-    assert ended(waiter) == b"x" * 10
-    assert reader.table.held_bytes == 0
 
 
 def test_prefetch_brings_the_whole_version_and_tells_its_progress(

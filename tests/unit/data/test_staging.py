@@ -94,7 +94,7 @@ class StagedMachine(RuleBasedStateMachine):
     def die(self) -> None:
         """The next process has the file on disk, and what the journal says of its base."""
         version, base_size = self.file.base, self.file.base_size
-        self.file.touch()
+        self.file.dirty = True
         self.file.close(remove=False)
         self.staged = StagedFile.recovered(self.path, version, base_size, 0)
         assert self.staged.dirty

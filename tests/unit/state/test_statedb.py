@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.fuse.state import youngrows
+from datastore.fuse.state import statedb, youngrows
 from datastore.fuse.state.nodelog import NodeRecord
 from datastore.fuse.state.rows import Subject, Unsent
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
@@ -207,7 +207,7 @@ def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
 def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins anew when nothing is young, and else when it is long: the database takes what is there."""
     monkeypatch.setattr(youngrows, "_EMPTIED_BYTES", 2000)
-    monkeypatch.setattr(youngrows, "_LONG_BYTES", 20_000)
+    monkeypatch.setattr(statedb, "LONG_BYTES", 20_000)
     log = path.with_name("unsent.log")
     for number in range(100):
         db.record_unsent(row(f"{number}"))
