@@ -125,7 +125,7 @@ class Packs:
         file, start = self._appendable(pack_bytes)
         at, end = start + len(head) + len(rows), start + _size_of(smalls)
         try:
-            _write(file.fd, [head, rows, *(one.body for one in smalls)], start, end)
+            _write(file.fd, [head, rows, *[one.body for one in smalls]], start, end)
         except OSError:
             self._give_up(file, start)
             raise
@@ -306,4 +306,4 @@ def _fingerprint(name: bytes) -> bytes:
 
 def _size_of(smalls: Sequence[Small]) -> int:
     """Of their group, in bytes."""
-    return _HEAD.size + sum(_ROW.size + len(one.body) for one in smalls)
+    return _HEAD.size + sum([_ROW.size + len(one.body) for one in smalls])

@@ -101,7 +101,7 @@ class Reader:
 
     async def bring(self, version: ObjectVersion) -> None:
         """Fetch a whole small version, unless it is held. Raises as obtain() does."""
-        if not self.holds(version, 0, version.size):
+        if not self._cache.present(version):
             for piece in self._coming(version, 0, version.size):
                 await piece
 
@@ -121,7 +121,7 @@ class Reader:
 
         def following() -> ObjectVersion | None:
             while not self._keeping.is_full and self.loop.clock() < until and (version := feed()) is not None:
-                piece = None if self._cache.holds(version, 0, version.size) else self.table.claim(version)
+                piece = None if self._cache.present(version) else self.table.claim(version)
                 if piece is not None:
                     claimed[version] = piece
                     return version
@@ -176,10 +176,6 @@ class Reader:
         """[start, stop) inside the object, when memory or the disk cache has it. Never waits for the store."""
         body = self.table.find(version, start, stop)
         return self._cache.read(version, start, stop - start) if body is None else body
-
-    def holds(self, version: ObjectVersion, start: int, stop: int) -> bool:
-        """Whether held() would have [start, stop), without reading it (what is corrupt is fetched again)."""
-        return self.table.find(version, start, stop) is not None or self._cache.holds(version, start, stop)
 
     @property
     def share_bytes(self) -> int:
