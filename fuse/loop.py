@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -80,14 +80,11 @@ async def pause(seconds: float) -> None:
 class Future(Generic[T]):
     """A result that is not there yet: `await` it. For the loop's thread only."""
 
-    __slots__ = ("_callbacks", "_result", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = False
-        self._result: T | None = None
-        self.error: BaseException | None = None
-        """Why there is no result, of one that is done."""
-        self._callbacks: list[Ready] | None = None
+    done = False
+    error: BaseException | None = None
+    """Why there is no result, of one that is done."""
+    _result: T = None  # type: ignore[assignment]  # who asks for it knows that it is there
+    _callbacks: list[Ready] | None = None
 
     def set_result(self, result: T) -> None:
         """It is there; once."""
@@ -118,7 +115,7 @@ class Future(Generic[T]):
         """The result of one that is done, or what it failed with."""
         if self.error is not None:
             raise self.error
-        return cast("T", self._result)
+        return self._result
 
     def __await__(self) -> Generator[Future[T], None, T]:
         if not self.done:
@@ -129,13 +126,7 @@ class Future(Generic[T]):
 class Task(Future[T]):
     """A coroutine that runs on a loop; its result."""
 
-    __slots__ = ("_call", "_coroutine", "_loop")
-
     def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], call: Call | None = None) -> None:
-        self.done = False  # what Future does; calling that takes longer, and each request of the kernel is a task
-        self._result = None
-        self.error = None
-        self._callbacks = None
         self._loop = loop
         self._coroutine = coroutine
         self._call = call
@@ -156,12 +147,9 @@ class Task(Future[T]):
         except BaseException as error:  # who awaits it is told
             self.set_error(error)
         else:
-            awaited.on_done(self._wake)
+            awaited.on_done(partial(self._loop.runnable.append, self.step))
         finally:
             THIS_THREAD.work = outer
-
-    def _wake(self) -> None:
-        self._loop.runnable.append(self.step)
 
 
 class Lock:
@@ -209,9 +197,7 @@ class Lock:
             self._depth = 1
             waiting.set_result(None)
 
-    async def __aenter__(self) -> None:
-        if not self.try_acquire():
-            await self.acquire()
+    __aenter__ = acquire
 
     async def __aexit__(self, *_: object) -> None:
         self.release()
@@ -227,7 +213,6 @@ class Edge(Future[None]):
     __slots__ = ("_loop", "_until")
 
     def __init__(self, loop: Loop, fd: int) -> None:
-        super().__init__()
         self.done = True
         self._loop = loop
         self._until = 0.0
@@ -331,7 +316,7 @@ class Loop:
         self._sought = False
         """A thread waits until it may turn it for good."""
         self._closed = False
-        self.watch(self._bell, self._rung)
+        self.watch(self._bell, self._rung, select.EPOLLIN | select.EPOLLET)  # each write rings; nobody reads it
         self.lanes = Lanes(self, LANES)
         """For calls of the storage."""
         self.disk = Lanes(self, DISK_LANES)
@@ -521,8 +506,6 @@ class Loop:
         os.close(self._bell)
 
     def _rung(self) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
         while self._soon:
             self._soon.popleft()()
 
