@@ -83,21 +83,19 @@ class Future(Generic[T]):
     done = False
     error: BaseException | None = None
     """Why there is no result, of one that is done."""
-    _result: T = None  # type: ignore[assignment]  # who asks for it knows that it is there
+    _result: T | None = None
     _callbacks: list[Ready] | None = None
 
     def set_result(self, result: T) -> None:
         """It is there; once."""
-        self._result = result
-        self._settle()
+        self._settle(result, None)
 
     def set_error(self, error: BaseException) -> None:
         """Who awaits it gets this raised; once."""
-        self.error = error
-        self._settle()
+        self._settle(None, error)
 
-    def _settle(self) -> None:
-        self.done = True
+    def _settle(self, result: T | None, error: BaseException | None) -> None:
+        self.done, self._result, self.error = True, result, error
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
             callback()
@@ -115,7 +113,7 @@ class Future(Generic[T]):
         """The result of one that is done, or what it failed with."""
         if self.error is not None:
             raise self.error
-        return self._result
+        return self._result  # type: ignore[return-value]  # it is done
 
     def __await__(self) -> Generator[Future[T], None, T]:
         if not self.done:
@@ -123,13 +121,13 @@ class Future(Generic[T]):
         return self.result()
 
 
+@dataclass(eq=False)
 class Task(Future[T]):
     """A coroutine that runs on a loop; its result."""
 
-    def __init__(self, loop: Loop, coroutine: Coroutine[Any, Any, T], call: Call | None = None) -> None:
-        self._loop = loop
-        self._coroutine = coroutine
-        self._call = call
+    _loop: Loop
+    _coroutine: Coroutine[Any, Any, T]
+    _call: Call | None
 
     @property
     def call(self) -> Call | None:
@@ -143,9 +141,9 @@ class Task(Future[T]):
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as end:
-            self.set_result(end.value)
+            self._settle(end.value, None)
         except BaseException as error:  # who awaits it is told
-            self.set_error(error)
+            self._settle(None, error)
         else:
             awaited.on_done(partial(self._loop.runnable.append, self.step))
         finally:
@@ -229,7 +227,7 @@ class Edge(Future[None]):
     def _changed(self) -> None:
         if not self.done:
             self._loop.waits.remove(self)
-            self._settle()
+            self.set_result(None)
 
     def look(self, now: float) -> None:
         """Is it too late?"""

@@ -131,8 +131,8 @@ ATTR_FORMAT = "QQQqqqIIIIIIIIII"
 ENTRY_OUT = Struct("<" + ENTRY_FORMAT + ATTR_FORMAT)  # fuse_entry_out = 128
 ENTRY_REPLY = Struct("<IiQ" + ENTRY_FORMAT + ATTR_FORMAT)  # out header and fuse_entry_out = 144
 ATTR_REPLY = Struct("<IiQ" + "QII" + ATTR_FORMAT)  # out header, fuse_attr_out: attr_valid attr_valid_nsec dummy attr
-OPEN_OUT = Struct("<QIi")  # fuse_open_out: fh open_flags backing_id
-OPEN_REPLY = Struct("<IiQ" + "QIi")  # out header and fuse_open_out = 32
+OPEN_REPLY = Struct("<IiQ" + "QIi")  # out header and fuse_open_out: fh open_flags backing_id = 32
+CREATE_REPLY = Struct("<IiQ" + ENTRY_FORMAT + ATTR_FORMAT + "QIi")  # fuse_entry_out and fuse_open_out behind it = 160
 WRITE_REPLY = Struct("<IiQ" + "II")  # out header and fuse_write_out: size padding = 24
 STATFS_REPLY = Struct("<IiQ" + "5Q4I24x")
 # ^ out header and fuse_kstatfs: blocks bfree bavail files ffree bsize namelen frsize padding spare[6]

@@ -98,7 +98,8 @@ class OpenModes:
             _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
         elif self._free:
             index = self._slots[ino] = self._free.pop()
-            backing_id, opens = self._open_backing(local_fd), 0
+            backing_id = 0 if local_fd < 0 or self._unknown else self._open_backing(local_fd)
+            opens = 0
         else:
             SLOT.pack_into(self._table, OVERFLOWED, 0, 0, 1)
             self._unknown = True
@@ -107,8 +108,6 @@ class OpenModes:
         return int(backing_id)
 
     def _open_backing(self, local_fd: int) -> int:
-        if local_fd < 0 or self._unknown:
-            return 0
         # bytearray: with immutable bytes fcntl.ioctl gives the bytes back and not the id
         wanted = bytearray(abi.BACKING_MAP.pack(local_fd, 0, 0))
         try:

@@ -87,8 +87,7 @@ def opened_directory(unique: int, result: OpenDirReply) -> bytes:
 
 def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:
     """CREATE."""
-    entry_out = abi.ENTRY_OUT.pack(*_entry_fields(found))
-    return abi.OUT_HEADER.pack(160, 0, unique) + entry_out + abi.OPEN_OUT.pack(fh, flags, backing_id)
+    return abi.CREATE_REPLY.pack(160, 0, unique, *_entry_fields(found), fh, flags, backing_id)
 
 
 def written(unique: int, count: int) -> bytes:

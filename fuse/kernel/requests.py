@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from datastore.retry import Call
 
-from ..loop import Loop, Task
+from ..loop import Task
 from ..ops import FSError
 from . import abi
 from .dispatch import Header, Operation
+from .reply import Frame
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 def new_buffer(size: int) -> memoryview:
@@ -27,34 +31,23 @@ def new_buffer(size: int) -> memoryview:
     return memoryview(memory)
 
 
+@dataclass(eq=False)
 class Request(Task[Any]):
-    """buffer: its bytes, while it still needs them (WRITE). begun: it does not wait for the end of another one.
+    """What it asks the store for is a call of its own, unless it was made with that of an earlier request.
+
+    buffer: its bytes, while it still needs them (WRITE). begun: it does not wait for the end of another one.
     waits: it did not end in its first step. abandoned: its caller has been let go, and nobody wants its result.
     """
 
-    __slots__ = ("_answer", "abandoned", "args", "began_ns", "begun", "buffer", "header", "operation", "waits")
-
-    def __init__(
-        self,
-        loop: Loop,
-        coroutine: Coroutine[Any, Any, Any],
-        call: Call | None,
-        header: Header,
-        operation: Operation,
-        args: Any,
-        began_ns: int,
-        answer: Callable[[Request, Any, BaseException | None], None],
-    ) -> None:
-        """call: one that began earlier, when this is a second request of it. answer(request, result, error)."""
-        Task.__init__(self, loop, coroutine, call)  # super() takes longer
-        self.header = header
-        self.operation = operation
-        self.args = args
-        self.began_ns = began_ns
-        self._answer = answer
-        self.buffer: memoryview | None = None
-        self.begun = True
-        self.waits = self.abandoned = False
+    session: Session
+    header: Header
+    operation: Operation
+    args: Any
+    began_ns: int
+    buffer: memoryview | None = None
+    begun: bool = True
+    waits: bool = False
+    abandoned: bool = False
 
     @property
     def call(self) -> Call:
@@ -63,19 +56,31 @@ class Request(Task[Any]):
             self._call = Call(self.began_ns / 1e9)
         return self._call
 
-    def set_result(self, result: Any) -> None:
-        """It has ended well. The result is for the answer alone."""
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """Encode the answer and send it, or take back what nobody waits for."""
         self.done = True
-        self._answer(self, result, None)
+        session, header, operation = self.session, self.header, self.operation
+        frame: Frame = b""
+        if error is None:
+            try:
+                if operation.explain is None:
+                    frame = operation.encode(header[2], result)
+                else:
+                    frame = operation.explain(header, self.args, result)
+            except Exception as defect:
+                error = defect
+        if error is not None:
+            frame = session.failure(self, error)
+        sent = not self.abandoned and session.send(header, frame)
+        if header[1] == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
+            session.modes.released(header[3])
+        session.traffic.answered(header, self.began_ns, frame)
+        if not sent and error is None and operation.undo is not None:
+            session.undo(operation.undo, header, result)
+        if self.waits:
+            session.waits_no_more(self)
         if self._callbacks is not None:
-            self._settle()
-
-    def set_error(self, error: BaseException) -> None:
-        """It has failed."""
-        self.done = True
-        self._answer(self, None, error)
-        if self._callbacks is not None:
-            self._settle()
+            super()._settle(None, error)
 
     def drop(self) -> None:
         """End it, which has not begun."""

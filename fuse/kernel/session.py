@@ -173,8 +173,13 @@ class Session:
             return
         if not length:
             self._end = "closed"
-        elif (header := self._header(length)) is not None:
+        if length < abi.HEADER_SIZE:
+            return  # no number to answer
+        header: Header = abi.IN_HEADER.unpack_from(self._idle[0])
+        if header[0] == length and header[7] * 8 <= length - abi.HEADER_SIZE:
             self._take(header)
+        elif header[1] not in abi.UNANSWERED:
+            self.send(header, reply.error(header[2], errno.EINVAL))
 
     def _read_on(self) -> None:
         """Read while there are memory and a place for one more request; else the kernel waits, too."""
@@ -195,10 +200,10 @@ class Session:
                 raise ValueError("the first request is no INIT")
             offer = wire.init(self._body(header))
         except wire.NOT_A_REQUEST:
-            self._send(header, reply.error(header[2], errno.EIO))
+            self.send(header, reply.error(header[2], errno.EIO))
             return
         settled = negotiate(offer, self._settings.max_write)
-        self._send(header, init_reply(header[2], settled))
+        self.send(header, init_reply(header[2], settled))
         if self._take == self._handshake:  # no other thread has said leave() meanwhile
             self._take = self._request
         self._settled(settled)
@@ -210,17 +215,6 @@ class Session:
         self.notifier.start(expire_only=settled.has(abi.HAS_EXPIRE_ONLY))
         self._ready(settled)
 
-    def _header(self, length: int) -> Header | None:
-        """The header of a request of `length` bytes; None when it is not one, answered where that is possible."""
-        if length < abi.HEADER_SIZE:
-            return None  # no number to answer
-        header: Header = abi.IN_HEADER.unpack_from(self._idle[0])
-        if header[0] == length and header[7] * 8 <= length - abi.HEADER_SIZE:
-            return header
-        if header[1] not in abi.UNANSWERED:
-            self._send(header, reply.error(header[2], errno.EINVAL))
-        return None
-
     def _body(self, header: Header) -> memoryview:
         """What stands behind the header, without extensions, which are last."""
         return self._idle[0][abi.HEADER_SIZE : header[0] - header[7] * 8]
@@ -228,7 +222,7 @@ class Session:
     def _request(self, header: Header) -> None:
         opcode = header[1]
         if opcode >= abi.OPCODE_LIMIT:
-            self._send(header, reply.error(header[2], errno.ENOSYS))
+            self.send(header, reply.error(header[2], errno.ENOSYS))
             return
         self.counts[opcode] += 1
         began_ns = time.monotonic_ns()
@@ -239,14 +233,14 @@ class Session:
         try:
             args = operation.decode(self._idle[0][abi.HEADER_SIZE : header[0] - header[7] * 8])  # as _body()
         except wire.NOT_A_REQUEST:
-            self._send(header, reply.error(header[2], errno.EINVAL))
+            self.send(header, reply.error(header[2], errno.EINVAL))
             return
         if header[2] & abi.UNIQUE_RESEND:
             serving = call_again(operation, header, args, self._fs)
         else:
             serving = operation.call(header, args)
         call = self._follow_ups.call_of(header, began_ns / 1e9) if self._follow_ups.remembered else None
-        request = Request(self._loop, serving, call, header, operation, args, began_ns, self._answer)
+        request = Request(self._loop, serving, call, self, header, operation, args, began_ns)
         if not self._going_on or not self._follows(request):
             request.step()
         if not request.done:
@@ -264,7 +258,7 @@ class Session:
             self._looking = True
             self._loop.later(CALLERS_S, self._look_at_callers)
 
-    def _waits_no_more(self, request: Request) -> None:
+    def waits_no_more(self, request: Request) -> None:
         """It has ended, though it did not at once."""
         self._under_way -= 1
         if request.abandoned:
@@ -317,7 +311,7 @@ class Session:
             self._interrupt(header, interrupted)
         elif opcode not in abi.UNANSWERED:
             number = 0 if opcode == abi.DESTROY else errno.ENOSYS
-            self._send(header, reply.error(header[2], number))
+            self.send(header, reply.error(header[2], number))
 
     def _interrupt(self, header: Header, unique: int) -> None:
         """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
@@ -331,7 +325,7 @@ class Session:
         request.abandoned = True
         if request.begun and request.header[1] in EXCLUSIVE:
             self._going_on |= dict.fromkeys(inodes_of(request.header, request.args), request)
-        self._send(request.header, reply.error(request.header[2], errno.EINTR))
+        self.send(request.header, reply.error(request.header[2], errno.EINTR))
 
     def _look_at_callers(self) -> None:
         """Let go of those of whose end no INTERRUPT tells.
@@ -352,30 +346,7 @@ class Session:
 
     # -- answers
 
-    def _answer(self, request: Request, result: Any, error: BaseException | None) -> None:
-        """A request has ended: encode and send, or take back what nobody waits for."""
-        header, operation = request.header, request.operation
-        frame: Frame = b""
-        if error is None:
-            try:
-                if operation.explain is None:
-                    frame = operation.encode(header[2], result)
-                else:
-                    frame = operation.explain(header, request.args, result)
-            except Exception as defect:
-                error = defect
-        if error is not None:
-            frame = self._failure(request, error)
-        sent = not request.abandoned and self._send(header, frame)
-        if header[1] == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
-            self.modes.released(header[3])
-        self.traffic.answered(header, request.began_ns, frame)
-        if not sent and error is None and operation.undo is not None:
-            self._undo(operation.undo, request.header, result)
-        if request.waits:
-            self._waits_no_more(request)
-
-    def _send(self, header: Header, frame: Frame) -> bool:
+    def send(self, header: Header, frame: Frame) -> bool:
         """Write an answer; False when the kernel no longer waits for it."""
         if not header[2]:
             return True  # our own background work, and requests without a number: nobody waits
@@ -391,7 +362,8 @@ class Session:
                 self._report(error)
         return True
 
-    def _undo(self, undo: Callable[[Header, Any], Serving | None], header: Header, result: Any) -> None:
+    def undo(self, undo: Callable[[Header, Any], Serving | None], header: Header, result: Any) -> None:
+        """Take back a result that nobody waits for."""
         try:
             rest = undo(header, result)
         except Exception as error:
@@ -407,7 +379,8 @@ class Session:
 
     # -- failures
 
-    def _failure(self, request: Request, error: BaseException) -> bytes:
+    def failure(self, request: Request, error: BaseException) -> bytes:
+        """The answer to a request that failed."""
         header, call = request.header, request.call
         first = call.began == request.began_ns / 1e9
         self._follow_ups.failed(header, call, error, first=first, now=time.monotonic())

@@ -121,7 +121,7 @@ def test_a_task_that_waits_for_nothing_ends_in_its_first_step(loop: Loop) -> Non
     async def answer() -> int:
         return 7
 
-    task = Task(loop, answer())
+    task = Task(loop, answer(), None)
     told: list[int] = []
     task.on_done(lambda: told.append(task.result()))
     loop.soon(lambda: None)

@@ -93,7 +93,7 @@ def begun(coroutine: Coroutine[object, object, Read]) -> Task[Read]:
     """A task that has come as far as it can without waiting."""
 
     def begin() -> Task[Read]:
-        task = Task(the_loop(), coroutine)
+        task = Task(the_loop(), coroutine, None)
         task.step()
         return task
 
