@@ -153,25 +153,21 @@ class Task(Future[T]):
 class Lock:
     """For one task at a time, in the order of asking; who holds it may take it again."""
 
-    __slots__ = ("_depth", "_owner", "_waiting")
+    __slots__ = ("_owner", "_waiting", "locked")
 
     def __init__(self) -> None:
         self._owner: Work | None = None
-        self._depth = 0
+        self.locked = 0
+        """How often its task has taken it; 0: nobody holds it."""
         self._waiting: deque[tuple[Work | None, Future[None]]] | None = None
-
-    @property
-    def locked(self) -> bool:
-        """Whether any task holds it."""
-        return self._depth > 0
 
     def try_acquire(self) -> bool:
         """Take it if that needs no waiting; release() has to follow."""
         task = THIS_THREAD.work
-        if self._depth and (self._owner is not task or task is None):
+        if self.locked and (self._owner is not task or task is None):
             return False
         self._owner = task
-        self._depth += 1
+        self.locked += 1
         return True
 
     async def acquire(self) -> None:
@@ -186,13 +182,13 @@ class Lock:
 
     def release(self) -> None:
         """Give it to who waits longest."""
-        self._depth -= 1
-        if self._depth:
+        self.locked -= 1
+        if self.locked:
             return
         self._owner = None
         if self._waiting:
             self._owner, waiting = self._waiting.popleft()
-            self._depth = 1
+            self.locked = 1
             waiting.set_result(None)
 
     __aenter__ = acquire
@@ -207,8 +203,6 @@ class Edge(Future[None]):
     Who waits has used it until it would have waited, or has asked for an answer since it was last ready; one at a time.
     It is done while nobody waits.
     """
-
-    __slots__ = ("_loop", "_until")
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.done = True

@@ -92,7 +92,8 @@ class Refusal:
             now, request = self._clock(), unique & ~abi.UNIQUE_RESEND
             since = before.get(request, now)
             if now - since >= older_than_s:
-                self._refuse(unique)
+                with suppress(OSError):  # the caller has left
+                    os.write(self._fd, reply.error(unique, errno.EIO))
             else:
                 self._since[request] = since
         return True
@@ -111,9 +112,3 @@ class Refusal:
             return None
         header = abi.IN_HEADER.unpack_from(self._buffer)
         return 0 if header[1] in abi.UNANSWERED else header[2]
-
-    def _refuse(self, unique: int) -> None:
-        try:
-            os.write(self._fd, reply.error(unique, errno.EIO))
-        except OSError:
-            return  # the caller has left

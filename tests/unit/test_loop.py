@@ -403,11 +403,11 @@ def test_a_lock_is_given_in_the_order_of_asking_and_taken_again_by_who_has_it(lo
 
     tasks = [loop.spawn(holds(name)) for name in "abc"]
     loop.turn()
-    assert lock._depth
+    assert lock.locked
     assert not loop.run(tries())
     turn_until_done(loop, *tasks)
     assert seen == [f"{name} {what}" for name in "abc" for what in ("in", "out")]
-    assert not lock._depth
+    assert not lock.locked
 
 
 def test_a_lock_of_a_task_is_not_its_childs_nor_nobodys(loop: Loop) -> None:
