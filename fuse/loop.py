@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from datastore.errors import DeadlineExceeded, MountFailed
-from datastore.retry import THIS_THREAD, Call, Work, current_call, one_call
+from datastore.retry import THIS_THREAD, Call, Work, current_call
 
 log = logging.getLogger(__name__)
 
@@ -512,10 +512,10 @@ def _outcome(future: Future[R], call: Callable[[], R]) -> Ready:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A call that is in a lane or waits for one. since: monotonic seconds; from when on it is in a lane."""
+    """What is in a lane or waits for one. call: for which it is done. since: monotonic seconds; when its lane began."""
 
-    call: Callable[[], Any]
-    for_call: Call | None
+    function: Callable[[], Any]
+    call: Call | None
     future: Future[Any]
     since: float = 0.0
 
@@ -560,8 +560,9 @@ class Lanes:
             with self._lock:
                 job.since = self._loop.clock()
                 self._at_work.add(job)
-            with one_call(job.for_call):
-                tell = _outcome(job.future, job.call)
+            THIS_THREAD.work = job
+            tell = _outcome(job.future, job.function)
+            THIS_THREAD.work = None
             with self._lock:
                 if job not in self._at_work:  # it was given up
                     self._lost -= 1

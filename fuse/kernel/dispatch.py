@@ -1,7 +1,7 @@
-"""Which request is which call: a table by opcode of (decode, call, encode, undo).
+"""Which request is which call: a table by opcode of (decode, method, encode, undo).
 
-Knows ops.Filesystem and the wire's functions, no file descriptors. Threads: the loop's. `call` makes the coroutine that
-serves the request; `undo` comes after the answer was encoded, when it turned out not to be wanted.
+Knows ops.Filesystem and the wire's functions, no file descriptors. Threads: the loop's. `method` makes the coroutine
+that serves the request; `undo` comes after the answer was encoded, when it turned out not to be wanted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errnos import errno_of
-from ..ops import Caller, DirEntry, Entry, Filesystem, FSError, Ino, KnowsFilesByName, OpenReply, OpenRequest
+from ..ops import Caller, DirEntry, Entry, Fh, Filesystem, FSError, Ino, KnowsFilesByName, OpenReply, OpenRequest
 from . import abi, reply, wire
 from .passthrough import OpenModes
 from .reply import Frame
@@ -26,27 +26,17 @@ Header = tuple[int, int, int, Ino, int, int, int, int, int]
 class Operation(NamedTuple):
     """How one opcode is served. Any, because each row has types of its own.
 
+    method: its arguments are the caller, for by_caller only, the inode and what was decoded.
     encode: the answer's frame, of its number and the result; explain: the same, where the request is needed for it.
     undo: takes back what the answer would have given (a lookup count, an open handle).
     """
 
     decode: Callable[[memoryview], Any]
-    call: Callable[[Header, Any], Serving]
+    method: Callable[..., Serving]
     encode: Callable[[int, Any], Frame] = reply.empty
     explain: Callable[[Header, Any, Any], Frame] | None = None
     undo: Callable[[Header, Any], Serving | None] | None = None
-
-
-def _caller(header: Header) -> Caller:
-    return Caller(header[4], header[5], header[6])
-
-
-def _by_inode(method: Callable[..., Serving]) -> Callable[[Header, Any], Serving]:
-    return lambda h, args: method(h[3], *args)
-
-
-def _by_caller(method: Callable[..., Serving]) -> Callable[[Header, Any], Serving]:
-    return lambda h, args: method(Caller(h[4], h[5], h[6]), h[3], *args)
+    by_caller: bool = False
 
 
 def _xattr(h: Header, args: tuple[int, ...], content: bytes) -> Frame:
@@ -89,52 +79,56 @@ def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
             await fs.release(entry.attr.ino, opened.fh)
             fs.forget(entry.attr.ino, 1)
 
-    def readdir(*, plus: bool) -> Callable[[Header, Any], Serving]:
-        return lambda h, a: fs.readdir(h[3], a[0], a[1], reply.Budget(a[2], plus=plus), plus)
+    def readdir(*, plus: bool) -> Callable[..., Serving]:
+        return lambda ino, fh, offset, size: fs.readdir(ino, fh, offset, reply.Budget(size, plus=plus), plus)
 
-    async def releasedir(h: Header, args: Any) -> None:
-        fs.releasedir(h[3], *args)
+    async def releasedir(ino: Ino, fh: Fh) -> None:
+        fs.releasedir(ino, fh)
+
+    def link(caller: Caller, parent: Ino, ino: Ino, name: bytes) -> Serving:
+        return fs.link(caller, ino, parent, name)
 
     rows = {
-        abi.LOOKUP: Operation(wire.name, _by_caller(fs.lookup), reply.entry, undo=forget),
-        abi.MKNOD: Operation(wire.mknod, _by_caller(fs.mknod), reply.entry, undo=forget),
-        abi.MKDIR: Operation(wire.mkdir, _by_caller(fs.mkdir), reply.entry, undo=forget),
-        abi.SYMLINK: Operation(wire.symlink, _by_caller(fs.symlink), reply.entry, undo=forget),
-        abi.LINK: Operation(wire.link, lambda h, a: fs.link(_caller(h), a[0], h[3], a[1]), reply.entry, undo=forget),
-        abi.UNLINK: Operation(wire.name, _by_caller(fs.unlink)),
-        abi.RMDIR: Operation(wire.name, _by_caller(fs.rmdir)),
-        abi.RENAME: Operation(wire.rename, _by_caller(fs.rename)),
-        abi.RENAME2: Operation(wire.rename2, _by_caller(fs.rename)),
-        abi.READLINK: Operation(wire.nothing, _by_inode(fs.readlink), reply.body),
-        abi.OPEN: Operation(wire.open, _by_caller(fs.open), explain=opened, undo=unopen),
-        abi.CREATE: Operation(wire.create, _by_caller(fs.create), explain=created, undo=uncreate),
-        abi.READ: Operation(wire.read, _by_inode(fs.read), reply.body),
-        abi.WRITE: Operation(wire.write, _by_inode(fs.write), reply.written),
-        abi.FLUSH: Operation(wire.handle, _by_inode(fs.flush)),
-        abi.FSYNC: Operation(wire.fsync, _by_inode(fs.fsync)),
-        abi.RELEASE: Operation(wire.handle, _by_inode(fs.release)),
-        abi.FALLOCATE: Operation(wire.fallocate, _by_inode(fs.fallocate)),
-        abi.LSEEK: Operation(wire.lseek, _by_inode(fs.lseek), reply.position),
+        abi.LOOKUP: Operation(wire.name, fs.lookup, reply.entry, undo=forget, by_caller=True),
+        abi.MKNOD: Operation(wire.mknod, fs.mknod, reply.entry, undo=forget, by_caller=True),
+        abi.MKDIR: Operation(wire.mkdir, fs.mkdir, reply.entry, undo=forget, by_caller=True),
+        abi.SYMLINK: Operation(wire.symlink, fs.symlink, reply.entry, undo=forget, by_caller=True),
+        abi.LINK: Operation(wire.link, link, reply.entry, undo=forget, by_caller=True),
+        abi.UNLINK: Operation(wire.name, fs.unlink, by_caller=True),
+        abi.RMDIR: Operation(wire.name, fs.rmdir, by_caller=True),
+        abi.RENAME: Operation(wire.rename, fs.rename, by_caller=True),
+        abi.RENAME2: Operation(wire.rename2, fs.rename, by_caller=True),
+        abi.READLINK: Operation(wire.nothing, fs.readlink, reply.body),
+        abi.OPEN: Operation(wire.open, fs.open, explain=opened, undo=unopen, by_caller=True),
+        abi.CREATE: Operation(wire.create, fs.create, explain=created, undo=uncreate, by_caller=True),
+        abi.READ: Operation(wire.read, fs.read, reply.body),
+        abi.WRITE: Operation(wire.write, fs.write, reply.written),
+        abi.FLUSH: Operation(wire.handle, fs.flush),
+        abi.FSYNC: Operation(wire.fsync, fs.fsync),
+        abi.RELEASE: Operation(wire.handle, fs.release),
+        abi.FALLOCATE: Operation(wire.fallocate, fs.fallocate),
+        abi.LSEEK: Operation(wire.lseek, fs.lseek, reply.position),
         abi.OPENDIR: Operation(
             wire.nothing,
-            _by_caller(fs.opendir),
+            fs.opendir,
             reply.opened_directory,
+            by_caller=True,
             undo=lambda h, found: fs.releasedir(h[3], found.fh),
         ),
         abi.READDIR: Operation(wire.read, readdir(plus=False), reply.directory),
         abi.READDIRPLUS: Operation(wire.read, readdir(plus=True), reply.directory_plus, undo=forget_lines),
         abi.RELEASEDIR: Operation(wire.handle, releasedir),
-        abi.GETATTR: Operation(wire.getattr, _by_inode(fs.getattr), reply.attributes),
-        abi.SETATTR: Operation(wire.setattr, _by_caller(fs.setattr), reply.attributes),
-        abi.STATFS: Operation(wire.nothing, _by_inode(fs.statfs), reply.statfs),
-        abi.SETXATTR: Operation(wire.setxattr, _by_caller(fs.setxattr)),
-        abi.GETXATTR: Operation(wire.getxattr, lambda h, a: fs.getxattr(h[3], a[1]), explain=_xattr),
+        abi.GETATTR: Operation(wire.getattr, fs.getattr, reply.attributes),
+        abi.SETATTR: Operation(wire.setattr, fs.setattr, reply.attributes, by_caller=True),
+        abi.STATFS: Operation(wire.nothing, fs.statfs, reply.statfs),
+        abi.SETXATTR: Operation(wire.setxattr, fs.setxattr, by_caller=True),
+        abi.GETXATTR: Operation(wire.getxattr, lambda ino, _room, name: fs.getxattr(ino, name), explain=_xattr),
         abi.LISTXATTR: Operation(
             wire.listxattr,
-            lambda h, _: fs.listxattr(h[3]),
+            lambda ino, _room: fs.listxattr(ino),
             explain=lambda h, a, names: _xattr(h, a, b"".join(name + b"\0" for name in names)),
         ),
-        abi.REMOVEXATTR: Operation(wire.removexattr, _by_caller(fs.removexattr)),
+        abi.REMOVEXATTR: Operation(wire.removexattr, fs.removexattr, by_caller=True),
     }
     return [rows.get(opcode) for opcode in range(abi.OPCODE_LIMIT)]
 
@@ -155,14 +149,19 @@ def inodes_of(header: Header, args: Any) -> set[int]:
     return {header[3], getattr(args, "new_parent", header[3])}
 
 
-async def call_again(operation: Operation, header: Header, args: Any, filesystem: Filesystem) -> Any:
-    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success."""
+async def call_again(
+    operation: Operation, header: Header, who: tuple[Any, ...], args: Any, filesystem: Filesystem
+) -> Any:
+    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success.
+
+    who: what its method takes before what was decoded.
+    """
     opcode = header[1]
     if opcode == abi.CREATE:
         request: OpenRequest = args.request
         args = args._replace(request=replace(request, flags=request.flags & ~os.O_EXCL))
     try:
-        return await operation.call(header, args)
+        return await operation.method(*who, *args)
     except Exception as error:
         number = errno_of(error)
         if (opcode in DONE_ALREADY and number == errno.ENOENT) or (opcode, number) in EXTENDED:
@@ -170,14 +169,14 @@ async def call_again(operation: Operation, header: Header, args: Any, filesystem
                 await filesystem.renamed_before(header[3], args.name, args.new_parent, args.new_name)
             return None
         if opcode in THERE_ALREADY and number == errno.EEXIST:
-            return await _found(filesystem, header, args)
+            return await _found(filesystem, who, args[1] if opcode == abi.LINK else args[0])
         raise
 
 
-async def _found(filesystem: Filesystem, header: Header, args: Any) -> Entry:
-    """What stands under the name that was to be made: (name, ...), or for LINK (ino, name)."""
-    name = args[1] if header[1] == abi.LINK else args[0]
-    entry = await filesystem.lookup(_caller(header), header[3], name)
+async def _found(filesystem: Filesystem, who: tuple[Any, ...], name: bytes) -> Entry:
+    """What stands under the name that was to be made."""
+    caller, parent = who
+    entry = await filesystem.lookup(caller, parent, name)
     if entry.attr is None:
         raise FSError(errno.EEXIST)
     return entry

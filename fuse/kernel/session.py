@@ -28,7 +28,7 @@ from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 from ..errnos import errno_of
-from ..ops import Filesystem, FSError, Ino
+from ..ops import Caller, Filesystem, FSError, Ino
 from . import abi, reply, wire
 from .callers import FollowUps, is_ended
 from .dispatch import EXCLUSIVE, ORDERED, Header, Serving, call_again, inodes_of, operations
@@ -235,10 +235,12 @@ class Session:
         except wire.NOT_A_REQUEST:
             self.send(header, reply.error(header[2], errno.EINVAL))
             return
+        ino = header[3]
+        who = (Caller(header[4], header[5], header[6]), ino) if operation.by_caller else (ino,)
         if header[2] & abi.UNIQUE_RESEND:
-            serving = call_again(operation, header, args, self._fs)
+            serving = call_again(operation, header, who, args, self._fs)
         else:
-            serving = operation.call(header, args)
+            serving = operation.method(*who, *args)
         call = self._follow_ups.call_of(header, began_ns / 1e9) if self._follow_ups.remembered else None
         request = Request(self._loop, serving, call, self, header, operation, args, began_ns)
         if not self._going_on or not self._follows(request):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -71,12 +71,6 @@ class Surviving:
         caller, parent = cast(Caller, arguments[0]), arguments[1]
         header: Header = (0, _AGAIN[name], 0, parent, caller.uid, caller.gid, caller.pid, 0, 0)
         given: Any = arguments[2:]
-        operation = _operation(lambda a: method(caller, parent, *a))
         if name == "create":
             given = CreateRequest(*given)
-            operation = _operation(lambda a: method(caller, parent, a.name, a.mode, a.request))
-        return resolve(call_again(operation, header, given, fs))
-
-
-def _operation(call: Callable[[Any], Any]) -> Operation:
-    return cast(Operation, SimpleNamespace(call=lambda _header, arguments: call(arguments)))
+        return resolve(call_again(cast(Operation, SimpleNamespace(method=method)), header, (caller, parent), given, fs))

@@ -38,9 +38,11 @@ def content(fs: SFTPFilesystem, ino: Ino) -> bytes:
 
 def renamed_again(fs: SFTPFilesystem, old: bytes, new: bytes) -> None:
     """As the session does, of names in the root."""
-    operation = SimpleNamespace(call=lambda _h, a: fs.rename(ME, ROOT_INO, a.name, ROOT_INO, a.new_name, a.flags))
+    operation = SimpleNamespace(method=fs.rename)
     header: Header = (0, abi.RENAME, abi.UNIQUE_RESEND | 2, ROOT_INO, 0, 0, os.getpid(), 0, 0)
-    resolve(call_again(cast(Operation, operation), header, wire.RenameRequest(old, ROOT_INO, new, 0), fs))
+    resolve(
+        call_again(cast(Operation, operation), header, (ME, ROOT_INO), wire.RenameRequest(old, ROOT_INO, new, 0), fs)
+    )
 
 
 @promise("S-276")
