@@ -19,10 +19,7 @@ from .extents import on_grid
 class Piece(Future[memoryview]):
     """One range [start, stop) of a version; `await` it for its bytes, or for what its fetch failed with."""
 
-    __slots__ = ("kept", "size", "start", "stop", "version")
-
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
-        super().__init__()
         self.version = version
         self.start = start
         self.stop = stop

@@ -360,12 +360,12 @@ class Remote:
 
     def is_replaced(self, node: Node, seen: Listed | ObjectInfo) -> bool:
         """Whether another client wrote an object of which we hold a version open."""
-        if isinstance(node, Directory) or node.dirty or not node.etag:
+        if seen.etag == node.etag or not node.etag or isinstance(node, Directory) or node.dirty:
             return False
         in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
         # Another size would leave the kernel, and who asked for the size before he reads, with a part or with zeros.
         free = node.staged is None and not node.pinned and seen.size == node.size
-        return seen.etag != node.etag and in_use and not free
+        return in_use and not free
 
     async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
         """Another client wrote an object that we have open. True: it only grew, and the node goes on as the newer one;
