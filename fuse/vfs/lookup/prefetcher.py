@@ -69,11 +69,11 @@ class _Run:
 
     def follow(self, listing: Listing) -> None:
         """The directory was listed anew: the place in it stays, by name."""
-        last = self.names[self.last] if 0 <= self.last < len(self.names) else None
+        last = self.names[self.last] if self.last >= 0 else b""
         self.listing = listing
         self.names = sorted(listing.entries)
         self.index = {name: at for at, name in enumerate(self.names)}
-        self.horizon = self.last = self.index.get(last, -1) if last is not None else -1
+        self.horizon = self.last = self.index.get(last, -1)
 
     def step(self, name: bytes) -> range:
         """The positions to fetch ahead of this one."""

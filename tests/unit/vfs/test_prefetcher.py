@@ -19,10 +19,14 @@ from tests.promises import promise
 NAMES = [b"f%04d" % number for number in range(1000)]
 
 
+def listing(names: list[bytes]) -> Listing:
+    made = Listing(0.0, marker=True)
+    made.entries.update({name: Listed(stat.S_IFREG, name.decode()) for name in names})
+    return made
+
+
 def run() -> _Run:
-    listing = Listing(0.0, marker=True)
-    listing.entries.update({name: Listed(stat.S_IFREG, name.decode()) for name in NAMES})
-    return _Run(listing)
+    return _Run(listing(NAMES))
 
 
 @pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
@@ -32,6 +36,14 @@ def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
         made.step(NAMES[at])
     asked = [one for name in NAMES for one in made.step(name)]
     assert len(set(asked) & set(range(900))) > 800
+
+
+def test_who_reads_on_after_the_directory_was_listed_anew_goes_on_at_the_same_name() -> None:
+    made = run()
+    for name in NAMES[:10]:
+        made.step(name)
+    made.follow(listing([b"a", *NAMES]))
+    assert made.names[made.step(NAMES[10]).start] == NAMES[11]
 
 
 def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: World, one: Client) -> None:
