@@ -308,7 +308,7 @@ class Loop:
         self._sought = False
         """A thread waits until it may turn it for good."""
         self._closed = False
-        self.watch(self._bell, self._rung, select.EPOLLIN | select.EPOLLET)  # each write rings; nobody reads it
+        self._poll.register(self._bell, select.EPOLLIN | select.EPOLLET)  # each write ends a wait; nobody reads it
         self.lanes = Lanes(self, LANES)
         """For calls of the storage."""
         self.disk = Lanes(self, DISK_LANES)
@@ -468,11 +468,12 @@ class Loop:
         """Wait until something is ready, and serve all that is."""
         wait_s = self._timers[0][0] - self.clock() if self._timers else None
         due = wait_s is not None and wait_s <= 0
-        events = self._poll.poll(0.0 if due or self.runnable else wait_s)
+        events = self._poll.poll(0.0 if due or self.runnable or self._soon else wait_s)
         for fd, _ in events:
             ready = self._ready.get(fd)
             if ready is not None:  # one that was served before may have ended it
                 ready()
+        self._call_what_waits()
         runnable = self.runnable
         if runnable:
             for _ in range(len(runnable)):
@@ -488,7 +489,7 @@ class Loop:
             if self._closed:
                 return
             self._closed = True
-        self._rung()
+        self._call_what_waits()
         while self._at_end:
             call, _ = self._at_end.popitem()
             call()
@@ -497,7 +498,7 @@ class Loop:
         self._poll.close()
         os.close(self._bell)
 
-    def _rung(self) -> None:
+    def _call_what_waits(self) -> None:
         while self._soon:
             self._soon.popleft()()
 

@@ -76,6 +76,20 @@ def test_other_threads_have_it_call_something_and_wake_it(loop: Loop) -> None:
     loop.turn()
 
 
+def test_a_ctrl_c_in_a_turn_leaves_the_rest_to_the_next_one(loop: Loop) -> None:
+    def ctrl_c() -> None:
+        raise KeyboardInterrupt
+
+    called: list[str] = []
+    for call in (ctrl_c, lambda: called.append("left")):
+        loop.soon(call)
+    with pytest.raises(KeyboardInterrupt):
+        loop.turn()
+    loop.soon(lambda: called.append("later"))
+    loop.turn()
+    assert called == ["left", "later"]
+
+
 def test_it_calls_now_and_then() -> None:
     clock = ManualClock()
     loop, called = Loop(clock.monotonic), list[str]()
