@@ -1,1 +1,1 @@
-"""A mounted NFS export (version 3) over libnfs: the server is the file system; a request is about one NFS call."""
+"""A mount of an NFS export (version 3) over libnfs: the server is the file system, and a request is about one call."""

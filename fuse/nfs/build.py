@@ -17,9 +17,9 @@ FIRST_CONNECTION_S = 15.0
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
-    """Connect, then make the file system; resumed: the kernel already knows nodes of an earlier server.
+    """Connect, then make the file system. resumed: the kernel already knows nodes from the mount's earlier process.
 
-    Errors: why the export can't be mounted, within 15 s. A resumed mount waits for its server instead.
+    Errors: the reason why the export can't be mounted, within 15 s. A resumed mount waits for its NFS server instead.
     """
     location = spec.source
     if not isinstance(location, NFSLocation):

@@ -1,6 +1,6 @@
-"""The calls of NFS version 3 (RFC 1813), each as a Request that a client sends: arguments in, plain values out.
+"""The calls of NFS version 3 (RFC 1813): each function makes the Request of the procedure of its name.
 
-A Request is made on any thread. Its result is read where it arrives, because libnfs frees it right after.
+Any thread may make a Request. Its result is read, into plain values, in libnfs' callback: libnfs frees it after that.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from . import libnfs
 T_co = TypeVar("T_co", covariant=True)
 SECOND_NS = 1_000_000_000
 LATEST_NS = ((1 << 32) - 1) * SECOND_NS
-"""In 2106: of the seconds there are 32 bits, unsigned. What is out of range becomes the nearest time, as on Linux."""
+"""The latest time, in 2106: seconds have 32 bits, unsigned. A time out of range becomes the nearest, as on Linux."""
 STALE, JUKEBOX = 70, 10008
 ERRNO = {
     63: errno.ENAMETOOLONG, 66: errno.ENOTEMPTY, 69: errno.EDQUOT, STALE: errno.ESTALE, 71: errno.EREMOTE,
     10001: errno.ESTALE, 10002: errno.EIO, 10003: errno.EINVAL, 10004: errno.EOPNOTSUPP, 10005: errno.EINVAL,
     10006: errno.EIO, 10007: errno.EPERM, JUKEBOX: errno.EAGAIN,
 }  # fmt: skip
-"""nfsstat3 where it is not the same number. BADTYPE (10007): MKNOD of a kind that the server does not make."""
+"""The errno of each nfsstat3 with a number of its own. BADTYPE (10007): the server can't make what MKNOD asks for."""
 SAME = frozenset({1, 2, 5, 6, 13, 17, 18, 19, 20, 21, 22, 27, 28, 30, 31})
-"""nfsstat3 up to MLINK, which have Linux's numbers; on other systems these are the same too."""
+"""Each nfsstat3 up to MLINK whose number is also the errno, on Linux and on other systems."""
 READ, MODIFY, EXTEND, EXECUTE = 0x01, 0x04, 0x08, 0x20
-"""ACCESS: read; change what is there; make longer; execute."""
+"""The bits of ACCESS: to read, to change existing bytes, to make the file longer, to execute."""
 UNSTABLE, FILE_SYNC = 0, 2
 UNCHECKED, GUARDED = 0, 1
 TO_SERVER_TIME, TO_THIS_TIME = 1, 2
@@ -41,7 +41,7 @@ NUMBERS = {kind: number for number, kind in TYPES.items()}
 
 
 class NFSError(FSError):
-    """The server said no. repeated: the same request had been sent before, and its answer was lost."""
+    """The server refused a call. repeated: the same request had been sent before, and its answer was lost."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status if status in SAME else ERRNO.get(status, errno.EIO), f"NFS status {status}")
@@ -50,7 +50,7 @@ class NFSError(FSError):
 
 
 class Attributes(NamedTuple):
-    """fattr3. mode has the type bits; times in nanoseconds."""
+    """The attributes of an object (fattr3). mode includes the type bits; times are in nanoseconds."""
 
     mode: int
     nlink: int
@@ -66,14 +66,14 @@ class Attributes(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An object. attributes: None where the server did not send them along."""
+    """An object that a call found or made. If the server did not send them, handle is b'' and attributes is None."""
 
     handle: bytes
     attributes: Attributes | None
 
 
 class Read(NamedTuple):
-    """Bytes of a file; end: nothing follows them."""
+    """The answer to READ: bytes of a file. end: the file ends after them."""
 
     content: bytes
     end: bool
@@ -81,7 +81,7 @@ class Read(NamedTuple):
 
 
 class Written(NamedTuple):
-    """taken: bytes. stable: they are on the server's disk. verifier: of the server's present run."""
+    """The answer to WRITE. taken: how many bytes. stable: they are on disk. verifier: new with each server start."""
 
     taken: int
     stable: bool
@@ -90,7 +90,7 @@ class Written(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An entry of a directory; reading goes on behind `cookie`. handle: b'' where the server did not send it."""
+    """An entry of a directory. cookie: where READDIRPLUS goes on after it. handle: b'' if the server sent none."""
 
     name: bytes
     fileid: int
@@ -100,7 +100,7 @@ class Line(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A part of a directory. verifier: to be given with its cookies."""
+    """Entries of a directory. end: they are the last. verifier: must be sent along with the entries' cookies."""
 
     lines: list[Line]
     end: bool
@@ -108,7 +108,7 @@ class Lines(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Bytes and files that there are, and that are available."""
+    """The size of a file system and the available part of it, in bytes and in files."""
 
     bytes: int
     bytes_available: int
@@ -117,7 +117,7 @@ class Space(NamedTuple):
 
 
 class Request(Generic[T_co]):
-    """A call of `procedure`. read: makes the result of the answer at an address, which is valid meanwhile only."""
+    """A call of `procedure`. read: makes the result from the answer at an address that is valid only during `read`."""
 
     __slots__ = ("arguments", "procedure", "read")
 
@@ -168,8 +168,6 @@ def _nothing(_address: int) -> None:
 
 
 def getattr(handle: bytes) -> Request[Attributes]:
-    """GETATTR."""
-
     def read(address: int) -> Attributes:
         return _attributes(libnfs.GetAttrResult.from_address(address).attributes)
 
@@ -199,13 +197,11 @@ def _new(changes: SetAttr) -> ctypes.Structure:
 
 
 def setattr(handle: bytes, changes: SetAttr) -> Request[Attributes | None]:
-    """SETATTR, without a guard."""
+    """SETATTR without a guard (a ctime that the object must still have)."""
     return Request("setattr", libnfs.SetAttrArgs(libnfs.Handle.of(handle), _new(changes)), _changed)
 
 
 def lookup(directory: bytes, name: bytes) -> Request[Found]:
-    """LOOKUP."""
-
     def read(address: int) -> Found:
         result: Any = libnfs.LookupResult.from_address(address)
         return Found(_handle(result.object), _known(result.known))
@@ -214,7 +210,7 @@ def lookup(directory: bytes, name: bytes) -> Request[Found]:
 
 
 def access(handle: bytes, wanted: int) -> Request[tuple[int, Attributes | None]]:
-    """ACCESS: which of the wanted kinds are granted."""
+    """ACCESS; the result tells which of the wanted bits are granted."""
 
     def read(address: int) -> tuple[int, Attributes | None]:
         result: Any = libnfs.AccessResult.from_address(address)
@@ -224,8 +220,6 @@ def access(handle: bytes, wanted: int) -> Request[tuple[int, Attributes | None]]
 
 
 def readlink(handle: bytes) -> Request[bytes]:
-    """READLINK."""
-
     def read(address: int) -> bytes:
         target: bytes = libnfs.ReadLinkResult.from_address(address).target
         return target
@@ -234,8 +228,6 @@ def readlink(handle: bytes) -> Request[bytes]:
 
 
 def read(handle: bytes, offset: int, size: int) -> Request[Read]:
-    """READ."""
-
     def take(address: int) -> Read:
         result: Any = libnfs.ReadResult.from_address(address)
         content = ctypes.string_at(result.address, result.length) if result.length else b""
@@ -245,7 +237,7 @@ def read(handle: bytes, offset: int, size: int) -> Request[Read]:
 
 
 def write(handle: bytes, offset: int, content: bytes) -> Request[Written]:
-    """WRITE, which the server need not have on its disk when it answers."""
+    """WRITE; the server may answer before the bytes are on its disk."""
 
     def take(address: int) -> Written:
         result: Any = libnfs.WriteResult.from_address(address)
@@ -258,7 +250,7 @@ def write(handle: bytes, offset: int, content: bytes) -> Request[Written]:
 
 
 def commit(handle: bytes) -> Request[int]:
-    """COMMIT of the whole file: the verifier of the server's present run."""
+    """COMMIT of the whole file; the result is the server's present verifier."""
 
     def take(address: int) -> int:
         verifier: int = libnfs.CommitResult.from_address(address).verifier
@@ -268,27 +260,25 @@ def commit(handle: bytes) -> Request[int]:
 
 
 def _made(address: int) -> Found:
-    """handle: b'' where the server does not send it."""
+    """Return the object that a call made; its handle is b'' if the server did not send it."""
     result: Any = libnfs.MadeResult.from_address(address)
     return Found(_handle(result.made.handle) if result.made.follows else b"", _known(result.known))
 
 
 def create(directory: bytes, name: bytes, changes: SetAttr, *, exclusive: bool = False) -> Request[Found]:
-    """CREATE of a file, which may be there already unless exclusive; of one that is, only the size is set.
+    """CREATE of a file. Unless exclusive, the file may exist already; then only its size is set.
 
-    Not with the mode EXCLUSIVE, whose files have no permissions until a second call: a process may die in between.
+    exclusive uses GUARDED: a file made with EXCLUSIVE lacks permissions until a second call, and this process may die.
     """
     how = GUARDED if exclusive else UNCHECKED
     return Request("create", libnfs.CreateArgs(_where(directory, name), how, _new(changes)), _made)
 
 
 def mkdir(directory: bytes, name: bytes, changes: SetAttr) -> Request[Found]:
-    """MKDIR."""
     return Request("mkdir", libnfs.MkdirArgs(_where(directory, name), _new(changes)), _made)
 
 
 def symlink(directory: bytes, name: bytes, target: bytes) -> Request[Found]:
-    """SYMLINK."""
     return Request("symlink", libnfs.SymlinkArgs(_where(directory, name), _new(SetAttr(mode=0o777)), target), _made)
 
 
@@ -300,24 +290,19 @@ def mknod(directory: bytes, name: bytes, mode: int, rdev: int, changes: SetAttr)
 
 
 def remove(directory: bytes, name: bytes) -> Request[None]:
-    """REMOVE."""
     return Request("remove", libnfs.WhereArgs(_where(directory, name)), _nothing)
 
 
 def rmdir(directory: bytes, name: bytes) -> Request[None]:
-    """RMDIR."""
     return Request("rmdir", libnfs.WhereArgs(_where(directory, name)), _nothing)
 
 
 def rename(directory: bytes, name: bytes, new_directory: bytes, new_name: bytes) -> Request[None]:
-    """RENAME."""
     arguments = libnfs.RenameArgs(_where(directory, name), _where(new_directory, new_name))
     return Request("rename", arguments, _nothing)
 
 
 def link(handle: bytes, directory: bytes, name: bytes) -> Request[Attributes | None]:
-    """LINK."""
-
     def read(address: int) -> Attributes | None:
         return _known(libnfs.LinkResult.from_address(address).known)
 
@@ -325,7 +310,7 @@ def link(handle: bytes, directory: bytes, name: bytes) -> Request[Attributes | N
 
 
 def readdir(directory: bytes, cookie: int, verifier: int, size: int) -> Request[Lines]:
-    """READDIRPLUS: what comes behind `cookie` (0: from the beginning), in an answer of about `size` bytes."""
+    """READDIRPLUS of the entries after `cookie` (0: from the first), in an answer of about `size` bytes."""
 
     def read(address: int) -> Lines:
         result: Any = libnfs.ReadDirResult.from_address(address)
@@ -341,8 +326,6 @@ def readdir(directory: bytes, cookie: int, verifier: int, size: int) -> Request[
 
 
 def fsstat(handle: bytes) -> Request[Space]:
-    """FSSTAT."""
-
     def read(address: int) -> Space:
         result: Any = libnfs.FsStatResult.from_address(address)
         return Space(result.bytes, result.bytes_available, result.files, result.files_available)
@@ -351,7 +334,7 @@ def fsstat(handle: bytes) -> Request[Space]:
 
 
 def fsinfo(handle: bytes) -> Request[tuple[int, int]]:
-    """FSINFO: the most bytes that one READ and one WRITE may have."""
+    """FSINFO; the result is the most bytes that one READ and one WRITE may have."""
 
     def read(address: int) -> tuple[int, int]:
         result: Any = libnfs.FsInfoResult.from_address(address)

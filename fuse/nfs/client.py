@@ -1,9 +1,9 @@
-"""A connection to an NFS server, with many calls in flight, that comes back by itself when it breaks.
+"""A connection to an NFS server with many calls in flight, which is made again when it breaks.
 
-A call is put together and sent by the thread that makes it; the client's own thread (`_serve`) waits on the socket,
-receives answers, and connects again when the connection broke. What was not answered then is sent again by whoever
-waits for it, so that nothing retries below that (libnfs' own reconnecting is not used: it would hide that a request
-was sent twice). Threads: any may call; one lock covers everything of libnfs, which knows no threads.
+The calling thread encodes and sends a call; the client's own thread (`_serve`) waits on the socket, receives answers,
+and reconnects after the connection broke. Then each calling thread whose call has no answer sends that call again.
+Nothing retries below that: libnfs' own reconnecting is not used, because it would hide that a request was sent twice.
+Any thread may call; one lock covers the connection's libnfs context, because libnfs is not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECT_S = 10.0
-"""For one attempt to connect: the portmapper, the mount protocol and NFS itself."""
+"""The timeout, in seconds, of each step of connecting: to reach a program (with the portmapper), MOUNT, and FSINFO."""
 OUTAGE_S = 600.0
-"""How long a call waits for a server that does not answer: a host may restart, and a pod be moved to another node."""
+"""How long a call waits for a server that does not answer: its host may restart, or its pod move to another node."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 BUSY_PAUSE_S = 0.2
-"""Before a call is made again for which the server has asked for patience (JUKEBOX)."""
+"""The pause before a call is sent again because the server said "try later" (JUKEBOX) or does not export yet."""
 DEAD_PEER_S = 20
-"""A connection on which the server acknowledges nothing for so long is given up."""
+"""A connection is given up when the server acknowledges nothing for this many seconds."""
 TRANSFER_BYTES = 1 << 20
-"""Of one READ or WRITE, at most: libnfs' own limit, and the kernel's of a request."""
+"""The most bytes of one READ or WRITE: libnfs' own limit, and the kernel's limit for a FUSE request."""
 GROUPS = 16
-"""As many supplementary groups as AUTH_SYS can name (RFC 5531)."""
+"""How many supplementary groups AUTH_SYS can carry (RFC 5531)."""
 MOUNT_PERMISSION, MOUNT_NOENT, MOUNT_ACCESS = 1, 2, 13
 UNDERSTOOD = "Server responded"
-"""How libnfs' words for a call begin that the server does not carry out; others are that it takes none from us."""
+"""How libnfs' error text begins if the server refused this call; another text means that it takes no calls at all."""
 
 
 class Credentials(NamedTuple):
-    """Who asks, as AUTH_SYS tells it."""
+    """The user and groups of a call, as AUTH_SYS carries them."""
 
     uid: int
     gid: int
@@ -59,12 +59,12 @@ class Credentials(NamedTuple):
 
 
 class Pending(Generic[T]):
-    """A call that was sent, until its answer is there."""
+    """A call that was sent; it ends with an answer, an error or a broken connection."""
 
     __slots__ = ("_answered", "broken", "error", "request", "result", "sent_at", "took_s")
 
     def __init__(self, request: Request[T]) -> None:
-        self.request = request  # its arguments are read until it is answered
+        self.request = request  # kept alive: libnfs reads its arguments until the answer is there
         self.sent_at = time.monotonic()
         self.took_s = 0.0
         self._answered = threading.Lock()
@@ -72,40 +72,40 @@ class Pending(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.broken = False
-        """The connection broke: the server may have done it, or not."""
+        """The connection broke: the server may or may not have carried out the call."""
 
     def settle(self, address: int) -> None:
-        """Take the answer, which is in memory until this returns."""
+        """Read the answer at `address`, where libnfs keeps it only until this method returns."""
         try:
             if number := libnfs.Status.from_address(address).status:
                 self.error = NFSError(number)
             else:
                 self.result = self.request.read(address)
-        except BaseException as defect:  # it must not get into libnfs
+        except BaseException as defect:  # no exception may propagate into libnfs
             self.error = defect
         self.took_s = time.monotonic() - self.sent_at
         self._answered.release()
 
     def fail(self, error: BaseException | None) -> None:
-        """There is no answer. None: because the connection broke."""
+        """End the call without an answer. error: the reason; None if the connection broke."""
         self.broken, self.error = error is None, error
         self._answered.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether there is an answer."""
+        """Wait until the call has ended; return False after the timeout."""
         return self._answered.acquire(timeout=max(0.0, timeout_s))
 
 
 class Client:
-    """One server and export."""
+    """The client of one export of one server."""
 
     def __init__(self, location: NFSLocation, *, outage_s: float = OUTAGE_S) -> None:
         self.location = location
         self.root = b""
-        """The handle of the export's directory, when it is known."""
+        """The file handle of the exported directory; b'' until it is known."""
         self._sizes = (0, 0)
         self.owner = Credentials(os.getuid(), os.getgid())
-        """Whom the client asks for by itself."""
+        """The credentials of calls that are not made for a user: those of this process."""
         self.metrics = StoreMetrics()
         self.reconnects = -1
         self.on_reconnect: Callable[[], None] = lambda: None
@@ -122,16 +122,16 @@ class Client:
         self._identity: Credentials | None = None
         self._pending: dict[int, Pending[Any]] = {}
         self._unanswered: list[tuple[Pending[Any], str]] = []
-        """What libnfs gave up while it was last called, and in which words."""
+        """The calls that libnfs gave up while it was last called, with its error texts."""
         self._next = 1
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
-        self._answer = libnfs.Callback(self._answered)  # libnfs calls it as long as we live
+        self._answer = libnfs.Callback(self._answered)  # kept alive: libnfs may call it at any time
         self._thread = threading.Thread(target=self._serve, name="nfs", daemon=True)
 
-    # -- for those who call
+    # -- for callers
 
     def start(self, timeout_s: float | None = None) -> None:
-        """Begin to connect. timeout_s: wait for the first connection. Errors: StoreError, why there is none."""
+        """Begin to connect. timeout_s: how long to wait for the first attempt. Errors: StoreError when that fails."""
         self._thread.start()
         if timeout_s is None:
             return
@@ -152,11 +152,11 @@ class Client:
             self._thread.join(CONNECT_S)
 
     def call(self, request: Request[T], credentials: Credentials | None = None) -> T:
-        """One call, waited for. Errors: NFSError; StoreError when the server did not answer in time."""
+        """Make one call and return its result. Errors: NFSError; StoreError when the server did not answer in time."""
         return self.gather((request,), credentials)[0]
 
     def gather(self, requests: Sequence[Request[T]], credentials: Credentials | None = None) -> list[T]:
-        """Several calls at once; their results in the same order. Errors: as of call(), of the first that fails."""
+        """Make several calls at once; return the results in that order. Errors: as call(), for the first that fails."""
         until = time.monotonic() + self.outage_s
         identity = credentials or self.owner
         lost = ""
@@ -171,14 +171,14 @@ class Client:
             self.metrics.silence.ended(lost)
 
     def sizes(self) -> tuple[int, int]:
-        """The most that one READ may ask for, and one WRITE may have. Errors: StoreError when the server never told."""
+        """Return the most bytes of one READ and of one WRITE. Errors: StoreError when no server told in time."""
         if self._sizes == (0, 0):
             with self._changed:
                 self._await_context(time.monotonic() + self.outage_s)
         return self._sizes
 
     def _await_context(self, until: float) -> None:
-        """Wait for a connection; the lock is held. Errors: StoreError; ENOTCONN when the mount ends."""
+        """Wait for a connection; the caller holds the lock. Errors: StoreError; ENOTCONN when the mount ends."""
         if self._context is None and not self._changed.wait_for(
             lambda: self._context or self._stopping, until - time.monotonic()
         ):
@@ -197,10 +197,10 @@ class Client:
             arguments = ctypes.addressof(request.arguments)
             if self._library.nfs[request.procedure](self._context, self._answer, arguments, key):
                 del self._pending[key]
-                raise FSError(errno.ENAMETOOLONG)  # names and targets are all that may not fit its buffer of 4 KiB
+                raise FSError(errno.ENAMETOOLONG)  # only a name or a link target can overflow libnfs' buffer of 4 KiB
             self._work(select.POLLOUT)
             if self._context is not None and self._library.events(self._context) & select.POLLOUT:
-                self._wake()  # the socket's buffer is full
+                self._wake()  # the socket's buffer is full: the client's thread sends the rest
         return pending
 
     def _result(self, pending: Pending[T], identity: Credentials, until: float) -> T:
@@ -230,10 +230,8 @@ class Client:
             pending = self._send(pending.request, identity, until)
 
     def _export_is_away(self, request: Request[Any], until: float) -> bool:
-        """Whether not only one file is stale but all are: a server that has started and does not export it yet.
-
-        Then the connection is made anew, which waits for the export.
-        """
+        """Return whether the whole export is stale, not only one file: a restarted server may not export it yet.
+        If so, drop the connection, because reconnecting waits for the export."""
         if time.monotonic() >= until:
             return False
         pending = self._send(calls.getattr(self.root), self.owner, until)
@@ -253,11 +251,11 @@ class Client:
         groups = identity.groups[:GROUPS]
         named = (ctypes.c_uint32 * len(groups))(*groups)
         made = self._library.make_auth(self._host, identity.uid, identity.gid, len(groups), named)
-        self._library.set_auth(self._context, made)  # it destroys the former one
+        self._library.set_auth(self._context, made)  # libnfs frees the previous credentials
         self._identity = identity
 
     def _answered(self, _context: int, status: int, address: int | None, key: int) -> None:
-        """libnfs has an answer, or gives a call up. Whoever called into libnfs holds the lock."""
+        """Take an answer, or a call that libnfs gives up. libnfs runs this in a thread that holds the lock."""
         pending = self._pending.pop(key)
         if status == libnfs.STATUS_SUCCESS and address:
             pending.settle(address)
@@ -265,12 +263,12 @@ class Client:
             self._unanswered.append((pending, ctypes.string_at(address).decode(errors="replace") if address else ""))
 
     def _work(self, events: int) -> None:
-        """Let libnfs send and receive; the lock is held. What it gives up was refused, or the connection broke."""
+        """Let libnfs send and receive; the caller holds the lock. Fail refused calls, or drop a broken connection."""
         if self._library.service(self._context, events) < 0:
             self._break(self._words(self._context))
             return
         if any(not words.startswith(UNDERSTOOD) for _, words in self._unanswered):
-            self._break("the server does not export it to this machine")  # or not yet; connecting anew will tell
+            self._break("the server does not export it to this machine")  # or not yet: reconnecting will show
             return
         unanswered, self._unanswered = self._unanswered, []
         for pending, words in unanswered:
@@ -324,7 +322,7 @@ class Client:
             self._changed.notify_all()
 
     def _receive(self, context: Any) -> None:
-        """Take answers, until the connection breaks or we are to stop."""
+        """Receive answers until the connection breaks or the client is to stop."""
         library = self._library
         poll = select.poll()
         poll.register(self._wake_r, select.POLLIN)
@@ -344,7 +342,7 @@ class Client:
                         self._work(_events(ready[descriptor]))
 
     def _break(self, why: str) -> None:
-        """Give the connection up; the lock is held. Who waits for an answer is told."""
+        """Drop the connection and wake all threads that wait for an answer. The caller holds the lock."""
         context, self._context = self._context, None
         if context is None:
             return
@@ -365,15 +363,15 @@ class Client:
     # -- connecting
 
     def _connect(self) -> Any:
-        """A context that is connected to the export, whose root answers. Errors: StoreError, NFSError."""
+        """Return a libnfs context that is connected to the export. Errors: StoreError, NFSError."""
         if self.root:
-            with contextlib.suppress(NFSError, StoreError):  # the mount protocol says why not, or tells another root
+            with contextlib.suppress(NFSError, StoreError):  # _mount() then raises the reason, or gets a new handle
                 return self._dial_nfs()
         self.root = self._mount()
         return self._dial_nfs()
 
     def _dial_nfs(self) -> Any:
-        """A context whose server has been asked for the root, and for how much a READ or WRITE may move."""
+        """Return a context connected to NFS, and take the largest READ and WRITE from an FSINFO of the root."""
         context = self._dial(libnfs.NFS_PROGRAM, self.location.port)
         try:
             request = calls.fsinfo(self.root)
@@ -391,7 +389,7 @@ class Client:
         return context
 
     def _mount(self) -> bytes:
-        """The root's handle, by the MOUNT protocol."""
+        """Return the root's file handle, which the MOUNT protocol tells."""
         context = self._dial(libnfs.MOUNT_PROGRAM, self.location.mount_port)
         try:
             pending = Pending(Request("mount", libnfs.Status(), _root))
@@ -422,7 +420,7 @@ class Client:
         return ServerFault(f"the NFS server {server} can't mount {path}: MOUNT answered {status}")
 
     def _dial(self, program: int, port: int) -> Any:
-        """A new context, connected to a program of the server."""
+        """Return a new context that is connected to an RPC program of the server. port 0: ask the portmapper for it."""
         context = self._library.init()
         if not context:
             raise MemoryError
@@ -451,7 +449,10 @@ class Client:
         *,
         connecting: bool = False,
     ) -> None:
-        """Send one request on a context of our own and wait for its answer. Errors: Unreachable, DeadlineExceeded."""
+        """Send one request on a context that only this thread uses, and wait for the answer.
+
+        connecting: the answer has no result. Errors: Unreachable, DeadlineExceeded.
+        """
         said: list[int] = []
 
         def take(_context: int, status: int, address: int | None, _key: int | None) -> None:
@@ -488,7 +489,7 @@ class Client:
 
     @staticmethod
     def _tune(descriptor: int) -> None:
-        """What libnfs leaves at the system's defaults."""
+        """Set the socket options that libnfs leaves at the system's defaults."""
         with socket.socket(fileno=os.dup(descriptor)) as same:
             same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -500,7 +501,7 @@ class Client:
 
 
 def _events(ready: int) -> int:
-    """Of an error and the end of a connection, libnfs would tell only the second."""
+    """Return the events to pass to libnfs: no POLLHUP beside POLLERR, because libnfs would then hide the error."""
     return ready & ~select.POLLHUP if ready & select.POLLERR else ready
 
 

@@ -1,11 +1,11 @@
-"""The file system that is served (ops.Filesystem) over an NFS client.
+"""The ops.Filesystem of a mounted NFS export.
 
-The server decides everything: names, permissions, sizes, errors. Nothing is remembered beside what the kernel keeps for
-its times to live, but for what a file handle needs: which version the kernel's pages are of, who opened it, what the
-server has not committed, and under which name a file is kept that was removed while it is open.
+The server decides everything: names, permissions, sizes, errors. The kernel caches names and attributes for their time
+to live; this process keeps only what open files need: the version of the kernel's pages, who opened the file, writes
+that the server has not committed, and the hidden name of a file that was removed while it is open.
 
-Threads: a call begins on the loop, and what asks the server runs in a lane. One lock covers the nodes and the open
-files; it is never held while the server is waited for.
+Threads: a request begins on the event loop, and its calls to the server run in a lane, a thread of the loop's pool. One
+lock covers the nodes and the open files; no thread holds it while it waits for the server.
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LISTING_BYTES = 64 << 10
-"""Of one answer to READDIRPLUS."""
+"""The size of the answer that a READDIRPLUS asks for."""
 UNCOMMITTED_BYTES = 64 << 20
-"""Kept of all files together until the server has committed it; beyond, a write waits for that."""
+"""The most bytes, of all files, that are kept until the server commits them; beyond it a write commits its file."""
 BLOCK = 4096
 
 
 class _Listing:
-    """A directory that is being read: what the server has sent and the kernel has not asked for yet."""
+    """A directory that is being read: the entries that the server has sent and the kernel has not read yet."""
 
     __slots__ = ("at", "end", "lines", "read_at", "verifier")
 
     def __init__(self) -> None:
         self.at = 0
-        """The cookie before `lines`."""
+        """The cookie after which `lines` begin."""
         self.lines: list[calls.Line] = []
         self.end = False
         self.read_at = 0.0
         self.verifier: int | None = 0
-        """None: of a server process that died; it is asked for again."""
+        """The cookie verifier; None if an earlier process opened the directory: then the server is asked for it."""
 
 
 class NFSFilesystem(FileServerFilesystem):
-    """One export. state: the directory in which a successor finds what the kernel knows and what is open.
+    """One export. state: the directory of the files that tell a later process what the kernel knows and what is open.
 
-    ttl_s: how long the kernel may believe names and attributes. group: everything is shown as of this group, which may
-    do what the owner may; None: as it is. resumed: the kernel goes on with what it knew from a server that died.
+    ttl_s: how long the kernel may cache names and attributes. group: everything is shown as of this group, which may do
+    what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died.
     """
 
     _nodes: Nodes
@@ -110,10 +110,10 @@ class NFSFilesystem(FileServerFilesystem):
                 node, identity = handle.node, handle.identity
                 self._written[node] = node.uncommitted = Uncommitted(node.handle, identity, self._seen_verifier)
 
-    # -- life
+    # -- start and end
 
     def start(self, notifier: Notifier) -> None:
-        """See ops.Filesystem. After a death or a broken connection, what is not committed is, or is written again."""
+        """See ops.Filesystem. After a restart or a reconnect, uncommitted writes are committed, or first sent again."""
         self._notifier = notifier
         self.client.on_reconnect = self._commit_soon
         if self._resumed:
@@ -128,7 +128,7 @@ class NFSFilesystem(FileServerFilesystem):
         self.client.stop()
 
     def flush_all(self) -> list[str]:
-        """Have the server commit everything; a line for each file that it could not."""
+        """Have the server commit everything; return a line for each file that it did not commit."""
         with self._lock:
             written = list(self._written.items())
         failures, silent = [], None
@@ -137,7 +137,7 @@ class NFSFilesystem(FileServerFilesystem):
                 if silent is None:
                     uncommitted.settle(self.client)
             except StoreError as error:
-                silent = error  # the others would wait for as long
+                silent = error  # each other file would wait for the same timeout
             except OSError as error:
                 failures.append(f"inode {node.ino}: {error}")
             if silent is not None and uncommitted:
@@ -166,11 +166,11 @@ class NFSFilesystem(FileServerFilesystem):
         with self._lock:
             return [(node.ino, one.bytes) for node, one in self._written.items() if one]
 
-    # -- what the server says, for the kernel
+    # -- the server's answers, as the kernel is told them
 
     def _attr(self, node: Node, given: Attributes) -> Attr:
         mode, gid = self._shown(given.mode, given.gid)
-        nlink = max(0, given.nlink - 1) if node.hidden else given.nlink  # 0: another client removed its other name, too
+        nlink = max(0, given.nlink - 1) if node.hidden else given.nlink  # minus the hidden name, if it still exists
         return Attr(
             node.ino, mode, given.size, nlink, given.uid, gid,
             given.atime_ns, given.mtime_ns, given.ctime_ns, given.rdev,
@@ -183,29 +183,29 @@ class NFSFilesystem(FileServerFilesystem):
         return AttrReply(self._attr(node, given), self._ttl_s)
 
     def _saw(self, node: Node, given: Attributes) -> None:
-        """Attributes that the server told: pages of another version are the kernel's no more."""
+        """Take the server's attributes of a file: if they show another version, make the kernel drop its pages."""
         if node.kind != stat.S_IFREG or node.pages is None:
             return
         seen = version(given)
-        # An answer from before our own last change may come after that one's.
+        # An answer from before this mount's own last change may arrive after the answer to that change.
         if seen != node.pages and seen[1] >= node.pages[1] and not self._writing(node):
             node.pages = seen
             self._notifier.inval_inode(node.ino)
 
     @staticmethod
     def _writing(node: Node) -> bool:
-        """Whether a write of ours is under way: then attributes may show it before its own answer does."""
+        """Return whether this mount is writing the file: attributes may show a write before its own answer arrives."""
         return node.uncommitted is not None and node.uncommitted.busy
 
     def _changed(self, node: Node, given: Attributes | None) -> None:
-        """Attributes after a change of ours, which the kernel knows of."""
+        """Take the attributes after a change by this mount, which leaves the kernel's pages valid."""
         if given is not None and node.pages is not None and given.ctime_ns >= node.pages[1]:
             node.pages = version(given)
 
     def _look_up(self, found: Found, directory: Node, name: bytes, identity: Credentials) -> tuple[Node, Attributes]:
-        """The node of what a call found or made, with one lookup more."""
+        """Return the node and the attributes of what a call found or made; count one more lookup."""
         handle, attributes = found
-        if not handle:  # the server need not say
+        if not handle:  # the server may leave it out
             handle, attributes = self.client.call(calls.lookup(directory.handle, name), identity)
         if attributes is None:
             attributes = self.client.call(calls.getattr(handle), identity)
@@ -217,14 +217,14 @@ class NFSFilesystem(FileServerFilesystem):
         return node, self._sure(node, attributes)
 
     def _sure(self, node: Node, attributes: Attributes) -> Attributes:
-        """The same, or of a file that we write what _settled() says."""
+        """Return these attributes; for a file that this mount writes, ask for them again by _settled()."""
         if node.uncommitted is not None:
             attributes = self._settled(node, partial(self.client.call, calls.getattr(node.handle)))
         self._saw(node, attributes)
         return attributes
 
     def _settled(self, node: Node, ask: Callable[[], T]) -> T:
-        """What the host says of a file when it has all that it had taken of it: it may have restarted meanwhile."""
+        """Return the result of `ask` about a file, asked when all writes that a server restart lost are sent again."""
         while True:
             uncommitted, connection = node.uncommitted, self.client.reconnects
             if not uncommitted:
@@ -245,7 +245,7 @@ class NFSFilesystem(FileServerFilesystem):
     # -- names
 
     async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
+        """See ops.Filesystem. The kernel looks up each name first, so a name that is too long gets no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
         return await self.loop.lane(self._lookup, self._asked(caller), self._nodes.get(parent), name)
@@ -260,7 +260,7 @@ class NFSFilesystem(FileServerFilesystem):
         return self._entry(*self._look_up(found, directory, name, identity))
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """See ops.Filesystem; the server says whether it makes devices."""
+        """See ops.Filesystem; the server decides whether it makes devices."""
         if not stat.S_ISREG(mode):
             new = SetAttr(mode=mode & 0o7777)
             return await self._make(caller, parent, name, partial(calls.mknod, mode=mode, rdev=rdev, changes=new))
@@ -287,7 +287,7 @@ class NFSFilesystem(FileServerFilesystem):
         name: bytes,
         request: Callable[[bytes, bytes], calls.Request[Found]],
     ) -> Entry:
-        """Make something that is not a file."""
+        """Make a directory, a symbolic link or a special file by `request`."""
         identity, directory = self._asked(caller), self._nodes.get(parent)
 
         def make() -> Entry:
@@ -302,7 +302,7 @@ class NFSFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """See ops.Filesystem. What is open gets another name until it is closed."""
+        """See ops.Filesystem. An open file gets a hidden name until its last close."""
         await self.loop.lane(self._unlink, self._asked(caller), self._nodes.get(parent), name)
 
     def _unlink(self, identity: Credentials, directory: Node, name: bytes) -> None:
@@ -336,7 +336,7 @@ class NFSFilesystem(FileServerFilesystem):
             source = self.client.call(calls.lookup(old.handle, name), identity)
             if source.handle == opened.handle:  # two names of one file: POSIX says that nothing happens
                 return
-            # One name more for what is replaced, so that the one that it has is never missing.
+            # Link the replaced file to its hidden name, instead of a rename, so that the new name is never missing.
             self._files.hide(opened, new, identity, partial(calls.link, opened.handle))
             try:
                 remove_name(self.client, request, identity)
@@ -377,7 +377,7 @@ class NFSFilesystem(FileServerFilesystem):
         """See ops.Filesystem."""
         node, identity = self._nodes.get(ino), self._asked(caller)
         if changes.size is not None and self._files.get(fh) is not None:
-            identity = self._files.identity(fh)  # who may write to it may change its size
+            identity = self._files.identity(fh)  # the user who opened the file may change its size
         return self._reply(node, await self.loop.lane(self._set, node, identity, changes))
 
     def _set(self, node: Node, identity: Credentials, changes: SetAttr) -> Attributes:
@@ -397,7 +397,7 @@ class NFSFilesystem(FileServerFilesystem):
         return after
 
     async def statfs(self, ino: Ino) -> StatFs:
-        """See ops.Filesystem: what the server says, which of a directory with a quota may be that."""
+        """See ops.Filesystem: the figures of the server, which may be those of a quota on the directory."""
         space = await self.loop.lane(self.client.call, calls.fsstat(self._nodes.get(ino).handle))
         return StatFs(
             space.bytes // BLOCK,
@@ -419,7 +419,7 @@ class NFSFilesystem(FileServerFilesystem):
         with self._files.opening(node):
             wanted = calls.READ | calls.MODIFY | calls.EXTEND | calls.EXECUTE
             granted, attributes = self.client.call(calls.access(node.handle, wanted), identity)
-            readable = granted & (calls.READ | calls.EXECUTE)  # what may be executed may be read for that
+            readable = granted & (calls.READ | calls.EXECUTE)  # the kernel must read a file to execute it
             writable = granted & (calls.MODIFY | calls.EXTEND)
             if (mode != os.O_WRONLY and not readable) or (mode != os.O_RDONLY and not writable):
                 raise FSError(errno.EACCES)
@@ -455,7 +455,7 @@ class NFSFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     def _create_new(self, identity: Credentials, directory: Node, name: bytes, mode: int) -> Found:
-        """A file that must not be there. Its access time tells whether it is ours, if the first answer is lost."""
+        """Create a file that must not exist. If an answer was lost, the access time tells if this call made it."""
         stamp = time.time_ns()
         request = calls.create(directory.handle, name, SetAttr(mode=mode & 0o7777, atime_ns=stamp), exclusive=True)
         try:
@@ -480,7 +480,7 @@ class NFSFilesystem(FileServerFilesystem):
         try:
             if node.hidden:
                 self._files.unhide(node)
-            elif node.uncommitted:  # written through a memory map after the last close(2)
+            elif node.uncommitted:  # the file was written through a memory map after the last close(2)
                 node.uncommitted.commit(self.client)
         finally:
             with self._lock:
@@ -505,7 +505,7 @@ class NFSFilesystem(FileServerFilesystem):
                 at += len(answer.content)
                 if answer.end or at >= end or not answer.content:
                     break
-                answer = client.call(calls.read(node.handle, at, end - at), identity)  # it may send less than asked for
+                answer = client.call(calls.read(node.handle, at, end - at), identity)  # READ may send less than asked
             if answer.attributes is not None:
                 self._saw(node, answer.attributes)
             if answer.end:
@@ -546,7 +546,7 @@ class NFSFilesystem(FileServerFilesystem):
             return -1
 
     def _write_verifier(self, verifier: int) -> None:
-        """For a successor, which has to know whether the server restarted since."""
+        """Save the verifier for a later process of the mount, which must know whether the server restarted since."""
         self._seen_verifier = verifier
         temporary = self._verifier.with_suffix(".new")
         temporary.write_text(str(verifier))
@@ -563,7 +563,7 @@ class NFSFilesystem(FileServerFilesystem):
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
         """See ops.Filesystem. Cursors are the server's cookies."""
         listing = self._listings.get(fh)
-        if listing is None:  # opened by a process that died
+        if listing is None:  # an earlier process opened the directory
             listing = self._listings[fh] = _Listing()
             listing.verifier = None
         node, identity = self._nodes.get(ino), self._files.identity(fh)
@@ -594,13 +594,13 @@ class NFSFilesystem(FileServerFilesystem):
             entries[line.name] = self._entry(found, attributes)
         if surplus:
             self._notifier.release(surplus)
-        # Only now: the lines that are given up to an interrupted caller are asked for again at the same cookie.
+        # This comes after all that can fail. An interrupted caller repeats its cookie, and the server is asked again.
         del listing.lines[:taken]
         listing.at = lines[-1].cookie if lines else offset
         return [_dir_entry(line, entries.get(line.name)) for line in lines]
 
     def _to_tell(self, line: calls.Line) -> bool:
-        """Whether a line's attributes are for the kernel; not of a file that we write: see _sure()."""
+        """Return whether the kernel is told a line's attributes: not of a file that this mount writes, see _sure()."""
         node = self._nodes.of(line.handle)
         ours = node is not None and node.uncommitted is not None
         return bool(line.handle) and line.name not in (b".", b"..") and not ours

@@ -1,4 +1,4 @@
-"""Whom the server is asked for: the caller with his groups, as AUTH_SYS tells them."""
+"""The credentials with which the server is called: the user and groups of a caller, in the form of AUTH_SYS."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .client import GROUPS, Credentials
 REMEMBERED_S = 1.0
 REMEMBERED = 256
 TEXT_LIMIT = 96
-"""Bytes that state.opens has room for."""
+"""The most bytes that a tag may have in the table of state.opens."""
 
 
 class Identities:
-    """The credentials of callers. The kernel tells a caller's user and group; his other groups are looked up in /proc,
-    and believed for a second. Threads: any; a race only looks something up twice.
+    """The credentials of callers. The kernel tells a caller's user and group; the supplementary groups are read from
+    /proc and cached for a second. Any thread may call; a race only reads the groups twice.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -25,7 +25,7 @@ class Identities:
         self._known: dict[tuple[int, int, int], tuple[float, Credentials]] = {}
 
     def of(self, caller: Caller) -> Credentials:
-        """Without other groups where they can't be told: a process that has ended, or of another pid namespace."""
+        """Return a caller's credentials; without groups for a process that ended or is in another pid namespace."""
         key, now = (caller.pid, caller.uid, caller.gid), time.monotonic()
         known = self._known.get(key)
         if known is not None and now - known[0] < REMEMBERED_S:
@@ -48,13 +48,13 @@ class Identities:
 
 
 def as_text(credentials: Credentials) -> str:
-    """For the table of open files; groups that do not fit are left out."""
+    """Return credentials as a tag for the table of open files; groups that do not fit are left out."""
     text = f"{credentials.uid}:{credentials.gid}:{','.join(map(str, credentials.groups))}"
     return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT].rpartition(",")[0]
 
 
 def from_text(text: str) -> Credentials:
-    """What as_text() wrote; whoever runs this process where it is not that."""
+    """Return the credentials that as_text() wrote; those of this process if the text is anything else."""
     try:
         uid, gid, groups = text.split(":")
         return Credentials(int(uid), int(gid), tuple(map(int, groups.split(","))) if groups else ())

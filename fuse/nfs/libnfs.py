@@ -1,8 +1,8 @@
-"""libnfs by ctypes: its raw RPC interface, as far as NFS version 3 and the MOUNT protocol need it. Decides nothing.
+"""The raw RPC interface of libnfs by ctypes, as far as NFS version 3 and the MOUNT protocol need it, without policy.
 
-The structures are those that rpcgen makes of RFC 1813 (nfsc/libnfs-raw-nfs.h, libnfs-raw-mount.h), with a C compiler's
-alignment; libnfs 4.0 and 5.0 have the same. A function of `blocking` gives up the interpreter while it runs, one of
-`quick` does not: those only put a request together in memory.
+The structures are those that rpcgen makes from RFC 1813 (nfsc/libnfs-raw-nfs.h, libnfs-raw-mount.h), with a C
+compiler's alignment; they are the same in libnfs 4.0 and 5.0. A function of `blocking` releases the GIL while it runs;
+a function of `quick` keeps it, because it works in memory only.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from functools import cache
 from datastore.errors import MountFailed
 
 LIBRARIES = ("libnfs.so.13", "libnfs.so.14", "libnfs.13.dylib", "libnfs.14.dylib")
-"""libnfs 4.0 (Debian 12, Ubuntu 22.04 and 24.04) and 5.0 (Debian 13)."""
+"""The file names of libnfs 4.0 (13: Debian 12, Ubuntu 22.04 and 24.04) and 5.0 (14: Debian 13)."""
 STATUS_SUCCESS = 0
 NFS_PROGRAM, MOUNT_PROGRAM, VERSION = 100003, 100005, 3
 
 Callback = CFUNCTYPE(None, c_void_p, c_int, c_void_p, c_void_p)
-"""rpc context, status, result (or a text, when it failed), what was given with the request."""
+"""Its arguments: RPC context, status, result (an error text if the call failed), and the request's private data."""
 
 
 def _structure(called: str, /, **members: type) -> type[Structure]:
-    """A struct of C with these members in this order."""
+    """Make a C struct with these members in this order."""
     return type(called, (Structure,), {"_fields_": list(members.items())})
 
 
 class Handle(Structure):
-    """nfs_fh3 as it is sent."""
+    """nfs_fh3, a file handle, as it is sent."""
 
     _fields_ = (("length", c_uint32), ("bytes", c_char_p))
 
     @classmethod
     def of(cls, handle: bytes) -> Handle:
-        """It keeps the bytes alive."""
+        """Return a structure for these bytes, which it keeps alive."""
         return cls(len(handle), handle)
 
 
 class ReceivedHandle(Structure):
-    """nfs_fh3 as it arrives: c_char_p would end at a zero byte."""
+    """nfs_fh3 as it arrives: an address, because a c_char_p would end at the first zero byte."""
 
     _fields_ = (("length", c_uint32), ("address", c_void_p))
 
@@ -52,25 +52,25 @@ Attributes = _structure(
     major=c_uint32, minor=c_uint32, fsid=c_uint64, fileid=c_uint64, atime=Time, mtime=Time, ctime=Time,
 )  # fmt: skip
 Known = _structure("Known", follows=c_uint32, attributes=Attributes)
-"""post_op_attr."""
+"""post_op_attr of RFC 1813."""
 Before = _structure("Before", follows=c_uint32, size=c_uint64, mtime=Time, ctime=Time)
-"""pre_op_attr."""
+"""pre_op_attr of RFC 1813."""
 Changed = _structure("Changed", before=Before, after=Known)
-"""wcc_data."""
+"""wcc_data of RFC 1813."""
 Made = _structure("Made", follows=c_uint32, handle=ReceivedHandle)
-"""post_op_fh3."""
+"""post_op_fh3 of RFC 1813."""
 SetNumber = _structure("SetNumber", wanted=c_uint32, value=c_uint32)
 SetSize = _structure("SetSize", wanted=c_uint32, value=c_uint64)
 SetTime = _structure("SetTime", how=c_int32, value=Time)
 NewAttributes = _structure(
     "NewAttributes", mode=SetNumber, uid=SetNumber, gid=SetNumber, size=SetSize, atime=SetTime, mtime=SetTime
 )
-"""sattr3."""
+"""sattr3 of RFC 1813."""
 
 ObjectArgs = _structure("ObjectArgs", object=Handle)
-"""Of GETATTR, READLINK, FSSTAT and FSINFO."""
+"""The arguments of GETATTR, READLINK, FSSTAT and FSINFO."""
 WhereArgs = _structure("WhereArgs", where=Where)
-"""Of LOOKUP, REMOVE and RMDIR."""
+"""The arguments of LOOKUP, REMOVE and RMDIR."""
 AccessArgs = _structure("AccessArgs", object=Handle, access=c_uint32)
 SetAttrArgs = _structure("SetAttrArgs", object=Handle, attributes=NewAttributes, guarded=c_uint32, guard=Time)
 ReadArgs = _structure("ReadArgs", file=Handle, offset=c_uint64, count=c_uint32)
@@ -90,12 +90,12 @@ ReadDirArgs = _structure(
 )  # fmt: skip
 
 Status = _structure("Status", status=c_int32)
-"""The beginning of every result; the rest is there when it is 0."""
+"""The beginning of every result; the other fields of a result are valid only if the status is 0."""
 GetAttrResult = _structure("GetAttrResult", status=c_int32, attributes=Attributes)
 LookupResult = _structure("LookupResult", status=c_int32, object=ReceivedHandle, known=Known)
 AccessResult = _structure("AccessResult", status=c_int32, known=Known, access=c_uint32)
 ChangedResult = _structure("ChangedResult", status=c_int32, changed=Changed)
-"""Of SETATTR, REMOVE, RMDIR, RENAME."""
+"""The result of SETATTR, REMOVE and RMDIR; that of RENAME begins with it."""
 ReadLinkResult = _structure("ReadLinkResult", status=c_int32, known=Known, target=c_char_p)
 ReadResult = _structure(
     "ReadResult", status=c_int32, known=Known, count=c_uint32, eof=c_uint32, length=c_uint32, address=c_void_p
@@ -105,7 +105,7 @@ WriteResult = _structure(
 )
 CommitResult = _structure("CommitResult", status=c_int32, changed=Changed, verifier=c_uint64)
 MadeResult = _structure("MadeResult", status=c_int32, made=Made, known=Known)
-"""Of CREATE, MKDIR, SYMLINK and MKNOD."""
+"""The result of CREATE, MKDIR, SYMLINK and MKNOD."""
 LinkResult = _structure("LinkResult", status=c_int32, known=Known)
 FsStatResult = _structure(
     "FsStatResult",
@@ -121,7 +121,7 @@ ReadDirResult = _structure(
     "ReadDirResult", status=c_int32, known=Known, verifier=c_uint64, first=c_void_p, eof=c_uint32
 )
 Line = _structure("Line", fileid=c_uint64, name=c_char_p, cookie=c_uint64, known=Known, made=Made, next=c_void_p)
-"""entryplus3."""
+"""entryplus3 of RFC 1813, an entry of READDIRPLUS."""
 MountResult = _structure("MountResult", status=c_int32, root=ReceivedHandle)
 
 PROCEDURES = (
@@ -131,7 +131,7 @@ PROCEDURES = (
 
 
 class Library:
-    """The functions, with their types."""
+    """The functions of libnfs that are used, with their C types."""
 
     def __init__(self, name: str) -> None:
         quick, blocking = ctypes.PyDLL(name), ctypes.CDLL(name)
@@ -163,7 +163,7 @@ def _typed(function: ctypes._NamedFuncPointer, result: type | None, *arguments: 
 
 @cache
 def library() -> Library:
-    """libnfs. Errors: MountFailed when it is not installed, or only in another version."""
+    """Load libnfs, once. Errors: MountFailed when libnfs is not installed, or only in another version."""
     for name in LIBRARIES:
         try:
             return Library(name)

@@ -1,7 +1,7 @@
-"""The nodes that the kernel knows: an inode number for each file handle, and back.
+"""The nodes that the kernel knows, each with an inode number and the NFS file handle that belongs to it.
 
-Inode numbers are the server's own (its fileid) as far as they are free, so that hard links have one number and a number
-is the same on all mounts.
+The inode number is the server's own (the fileid) unless that is taken, so that all hard links of a file have the same
+number, and a file has the same number on all mounts.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .calls import Attributes
 from .uncommitted import Uncommitted
 
 FIRST_OTHER = 1 << 62
-"""Inode numbers from here on are those that we choose."""
+"""The lowest inode number that the mount chooses itself, when the server's fileid can't be used."""
 Version = tuple[int, int, int]
-"""mtime, ctime, size: what tells one content of a file from another, as far as version 3 can."""
+"""mtime, ctime and size, which tell one content of a file from another as far as NFS version 3 can."""
 
 
 class Node(KnownNode):
-    """One object of the server.
+    """A file, directory or other object of the server.
 
-    pages: the version that the kernel's pages are of; None when it has none, or they are not known to be right.
-    hidden: (handle of the directory, name) under which it is kept after its removal.
+    pages: the version of the file that the kernel's page cache has; None if it has no pages, or pages of an unknown
+    version. hidden: (handle of the directory, hidden name) of a file that was removed while it is open, else None.
     """
 
     __slots__ = ("handle", "hidden", "pages", "uncommitted")
@@ -39,32 +39,32 @@ class Node(KnownNode):
 
 
 def version(attributes: Attributes) -> Version:
-    """Of the content that a file has with these attributes."""
+    """Return the version of a file that has these attributes."""
     return attributes.mtime_ns, attributes.ctime_ns, attributes.size
 
 
 class Nodes(KnownNodes[Node]):
-    """See KnownNodes."""
+    """The nodes of an NFS mount; see KnownNodes."""
 
     def __init__(self, log: NodeLog, limit: int) -> None:
         super().__init__(log, limit)
         self._by_handle: dict[bytes, Node] = {}
 
     def begin(self, root: bytes) -> None:
-        """A fresh mount, whose kernel knows the root only."""
+        """Begin a fresh mount, of which the kernel knows only the root."""
         self._log.rewrite(self._records([self._insert(Node(ROOT_INO, root, stat.S_IFDIR))]))
 
     def resume(self) -> None:
-        """What the kernel may know from a server that died."""
+        """Load the nodes that the kernel may still know from a process of this mount that died."""
         for record in self._log.load().values():
             self._insert(Node(Ino(record.ino), record.name, record.kind)).nlookup = 1
 
     def root(self) -> Node:
-        """The directory that is mounted."""
+        """Return the node of the mounted directory."""
         return self.by_ino[ROOT_INO]
 
     def move_root(self, handle: bytes) -> None:
-        """The export has another handle since the server started again."""
+        """Give the root another file handle, which the export has since the NFS server restarted."""
         root = self.root()
         del self._by_handle[root.handle]
         root.handle = handle
@@ -72,11 +72,11 @@ class Nodes(KnownNodes[Node]):
         self._write([root])
 
     def of(self, handle: bytes) -> Node | None:
-        """The node of a handle, if the kernel has it."""
+        """Return the node of a file handle, or None if the kernel does not know the object."""
         return self._by_handle.get(handle)
 
     def look_up(self, found: Iterable[tuple[bytes, Attributes]]) -> list[Node]:
-        """The nodes of what the kernel is told, each with one lookup more; written down before that."""
+        """Return the nodes of found objects, each with one more lookup; log new nodes before the kernel is told."""
         nodes, new = [], []
         for handle, attributes in found:
             node = self._by_handle.get(handle)

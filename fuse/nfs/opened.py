@@ -1,9 +1,10 @@
-"""Which files are open and by whom, and what keeps a file that is removed while it is open.
+"""The table of open files, with who opened them, and the hidden names of files that are removed while they are open.
 
-A server of version 3 knows no open files: a file that is removed is gone for all. So a client gives it another name
-until the last close, as all NFS clients do (".nfs..." in its directory). Both tables outlive this process.
+A server of NFS version 3 knows no open files: a removed file is gone for all clients. So the mount renames an open file
+instead, to a hidden name (".nfs..." in its directory, as all NFS clients do), and removes that name at the last close.
+The table and the log of hidden names are files that outlive this process.
 
-Threads: the file system's lock covers the tables; the server is never waited for with it.
+Threads: the file system's lock covers both; no thread holds that lock while it waits for the server.
 """
 
 from __future__ import annotations
@@ -50,32 +51,32 @@ class OpenFiles:
     """All open files and directories of a mount."""
 
     def __init__(self, client: Client, nodes: Nodes, lock: threading.Condition, state: Path) -> None:
-        """lock: the file system's; who waits for a removal is woken by it."""
+        """lock: the lock of the file system. An open that waits for a removal waits on this condition."""
         self._client = client
         self._nodes = nodes
         self._lock = lock
         self._table = OpenTable(state / "opens")
         self._hidden = NodeLog(state / "hidden.log")
         self._orphans: list[tuple[int, bytes, bytes]] = []
-        """(inode, handle of the directory, name) of what was hidden, and was closed when its process died."""
+        """(inode, handle of the directory, hidden name) of files that an earlier process hid and nobody has open."""
         self._by_fh: dict[int, Handle] = {}
-        # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
+        # No fh of an earlier process is given out again: the kernel may still send it, for another file.
         self._fhs = count(time.time_ns())
         self._opens = 0
-        """Of files, those that are being opened included."""
+        """How many times regular files are open, including opens under way."""
         self._removals = 0
-        """Under way, of names behind which nobody has looked, because nothing was open."""
+        """How many removals are under way whose name was not looked up, because no file was open."""
 
     # -- what an earlier process left
 
     def begin(self) -> None:
-        """A fresh mount: remove what one that was never unmounted had hidden."""
+        """Begin a fresh mount: remove the hidden names that an earlier mount left because it was never unmounted."""
         self._table.clear()
         self._orphans = [(row.ino, bytes.fromhex(row.tail), row.name) for row in self._hidden.load().values()]
         self.remove_orphans()
 
     def resume(self) -> list[Handle]:
-        """What was open when a server died."""
+        """Load and return the files and directories that were open when the mount's earlier process died."""
         hidden = self._hidden.load().values()
         for opened in self._table.load():
             node = self._nodes.by_ino.get(opened.ino)
@@ -94,18 +95,18 @@ class OpenFiles:
         return list(self._by_fh.values())
 
     def remove_orphans(self) -> None:
-        """Remove the other names of files that nobody has open any more."""
+        """Remove the hidden names that an earlier process left and that no open file needs any more."""
         orphans, self._orphans = self._orphans, []
         for ino, directory, name in orphans:
             self._remove(ino, directory, name)
 
     def end(self) -> None:
-        """The mount ends: nothing is open any more."""
+        """Remove all hidden names, because the mount ends and nothing is open any more."""
         for node in [node for node in self._nodes.by_ino.values() if node.hidden]:
             self.unhide(node)
 
     def _remove(self, ino: int, directory: bytes, name: bytes) -> None:
-        """Remove the other name of a file. It stays when that fails, until the next mount."""
+        """Remove a hidden name. If that fails, it stays in the log, for the mount's next process to remove."""
         try:
             self._client.call(calls.remove(directory, name))
         except (OSError, StoreError) as error:
@@ -121,7 +122,7 @@ class OpenFiles:
 
     @contextmanager
     def opening(self, node: Node) -> Iterator[None]:
-        """While a file is being opened; it is not removed without another name from now on. An error ends that."""
+        """Wait for removals under way, then count a file as open, so that a removal hides it. An error undoes that."""
         with self._lock:
             self._lock.wait_for(lambda: not self._removals)
             self._begin_open(node)
@@ -133,7 +134,7 @@ class OpenFiles:
             raise
 
     def add(self, node: Node, identity: Credentials, flags: int) -> Fh:
-        """A handle; of a file that was opened within opening()."""
+        """Return a new handle of a directory or, within opening(), of a file."""
         fh = Fh(next(self._fhs))
         with self._lock:
             self._by_fh[fh] = Handle(node, identity, flags)
@@ -141,16 +142,16 @@ class OpenFiles:
         return fh
 
     def get(self, fh: int) -> Handle | None:
-        """None for a handle that this process and its predecessor did not give out."""
+        """Return an open handle; None if neither this process nor its predecessor gave it out."""
         return self._by_fh.get(fh)
 
     def identity(self, fh: int) -> Credentials:
-        """Who opened it; for an unknown handle who mounted."""
+        """Return who opened a handle; for an unknown handle, the user that this process runs as."""
         handle = self._by_fh.get(fh)
         return handle.identity if handle is not None else self._client.owner
 
     def close(self, fh: int) -> Handle | None:
-        """Closed; None for an unknown handle."""
+        """Close a handle and return it; None for an unknown handle."""
         with self._lock:
             handle = self._by_fh.pop(fh, None)
             if handle is not None:
@@ -167,13 +168,13 @@ class OpenFiles:
         node.opens -= 1
         self._opens -= 1
 
-    # -- removing what is open
+    # -- removing open files
 
     @contextmanager
     def taking_away(self, directory: Node, name: bytes, identity: Credentials) -> Iterator[Node | None]:
-        """While a name is taken away: the file behind it if it is open, which hide() has to keep.
+        """Guard the removal of a name: yield the open file behind the name, which the caller must hide(), or None.
 
-        Where nothing is open nobody looks what is behind the name, and who opens a file meanwhile waits.
+        While no file is open at all, the name is not looked up, and an open that begins now waits for the removal.
         """
         with self._lock:
             blind = not self._opens
@@ -188,11 +189,11 @@ class OpenFiles:
                 if opened is not None:
                     self._end_open(opened)
                 self._lock.notify_all()
-            if opened is not None and not opened.opens:  # it was closed meanwhile
+            if opened is not None and not opened.opens:  # the last close came during the removal
                 self.unhide(opened)
 
     def _open_behind(self, directory: Node, name: bytes, identity: Credentials) -> Node | None:
-        """The node of a name if it is an open file, which from now on is open once more."""
+        """Return the node behind a name if it is an open file to be hidden, and count one more open. Errors: EBUSY."""
         found = self._find(directory.handle, name, identity)
         if found is None:
             return None
@@ -202,13 +203,13 @@ class OpenFiles:
                 return None
             hidden = node.hidden
         if hidden == (directory.handle, name):
-            raise FSError(errno.EBUSY)  # its only name, as long as it is open
+            raise FSError(errno.EBUSY)  # the open file keeps this name until its last close
         if hidden is not None and self._find(*hidden, identity) is not None:
             return None
         with self._lock:
             if node.hidden != hidden:
-                return None  # somebody else has just hidden or closed it
-            node.hidden = None  # who noted another name for it died before he gave it that name
+                return None  # another thread has just hidden or closed the file
+            node.hidden = None  # the server has no such name: a process died after it logged the hidden name
             self._begin_open(node)
             return node
 
@@ -227,7 +228,7 @@ class OpenFiles:
         identity: Credentials,
         request: Callable[[bytes, bytes], Request[object]],
     ) -> None:
-        """Give an open file another name, by request(handle of the directory, name): a RENAME or a LINK."""
+        """Give an open file a hidden name, by the RENAME or LINK that request(handle of the directory, name) makes."""
         name = PREFIX + b"%016x%08x" % (node.ino, secrets.randbits(32))
         with self._lock:
             self._hidden.append([NodeRecord(node.ino, ROOT_INO, node.kind, directory.handle.hex(), name)])
@@ -241,7 +242,7 @@ class OpenFiles:
         node.hidden = directory.handle, name
 
     def unhide(self, node: Node) -> None:
-        """Remove the other name, if there is one."""
+        """Remove the hidden name of a file, if it has one."""
         with self._lock:
             hidden, node.hidden = node.hidden, None
         if hidden is not None:
@@ -249,7 +250,7 @@ class OpenFiles:
 
 
 def remove_name(client: Client, request: Request[None], identity: Credentials) -> None:
-    """Take a name away, or to another place. When the answer to a first request was lost, 'not there' is success."""
+    """Remove or rename a name by `request`. ENOENT is success if the request was repeated after a lost answer."""
     try:
         client.call(request, identity)
     except NFSError as error:

@@ -1,8 +1,8 @@
-"""What a server has taken of a file and need not have on its disk: it is kept here until the server has committed it.
+"""The writes to a file that the server has taken but not committed to its disk; the mount keeps them until then.
 
-A server may keep writes in its memory until COMMIT (RFC 1813, 3.3.7 and 3.3.21). When it restarts in between they are
-lost, which its verifier tells: it is another one after each start. Then everything that is kept is written again, in
-its order, and committed. Writes to one file are sent one after the other, so that this order is the order they had.
+A server may hold writes in its memory until COMMIT (RFC 1813, 3.3.7 and 3.3.21), and loses them if it restarts before.
+The mount sees that by the server's verifier, which changes with each start; it then sends all kept writes again, in
+their order, and a COMMIT. Writes to one file are sent one after the other, so that this order is the original one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RESTARTS = 5
-"""So often a server may restart while one file is committed."""
+"""How often the server may restart while one file is committed."""
 
 
 class _Write(NamedTuple):
@@ -34,12 +34,12 @@ class _Write(NamedTuple):
 
 
 class Uncommitted:
-    """Of one file. doubt: the verifier that writes of a dead process of ours were taken under, None without any."""
+    """The uncommitted writes of one file. doubt: the verifier under which an earlier process may have written to it."""
 
     def __init__(self, handle: bytes, identity: Credentials, doubt: int | None = None) -> None:
         self.bytes = 0
         self._connection = -1
-        """The connection (Client.reconnects) over which all of it was written, or that was asked whether it has it."""
+        """The connection (its number in Client.reconnects) over which all kept writes were sent or last checked."""
         self._handle = handle
         self._identity = identity
         self._doubt = doubt
@@ -48,21 +48,21 @@ class Uncommitted:
         self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether anything is to be committed, or to be said."""
-        # In this order, without the lock: who settles says what is lost before he drops the doubt.
+        """Return whether commit() has something to commit, or a loss to report."""
+        # The lock is not taken, so the order matters: settle() sets _lost before it clears _doubt.
         return bool(self._writes) or self._doubt is not None or self._lost
 
     def unsure(self, client: Client) -> bool:
-        """Whether the server may have restarted since, so that its answers about this file may be of before."""
+        """Return whether the server may have restarted and lost writes, so that it would answer with older content."""
         return bool(self._writes) and self._connection != client.reconnects
 
     @property
     def busy(self) -> bool:
-        """Whether a write, or a commit, is under way."""
+        """Whether a write, a change of the size or a commit is under way."""
         return self._lock.locked()
 
     def write(self, client: Client, identity: Credentials, offset: int, content: bytes) -> Written:
-        """Write, in pieces as large as the server takes; the last answer. Errors: NFSError, StoreError."""
+        """Write in pieces as large as the server takes, and return the last answer. Errors: NFSError, StoreError."""
         with self._lock:
             self._identity = identity
             if not self._writes:
@@ -74,7 +74,7 @@ class Uncommitted:
         self.bytes += len(taken.content)
 
     def _send(self, client: Client, offset: int, content: bytes, add: Callable[[_Write], None]) -> Written:
-        """add: told of each piece that the server has only in its memory."""
+        """Send bytes until the server has taken all. add: called with each piece that the server has only in memory."""
         _, size = client.sizes()
         pieces = [(offset + at, content[at : at + size]) for at in range(0, len(content), size)]
         while True:
@@ -93,7 +93,7 @@ class Uncommitted:
             pieces = rest
 
     def resize(self, change: Callable[[], T], size: int) -> T:
-        """Do what sets the file's size on the server; what is behind the new end must not come back."""
+        """Set the file's size on the server by `change`; cut the kept writes too, as they may be sent again."""
         with self._lock:
             changed = change()
             cut = [each._replace(content=each.content[: max(0, size - each.offset)]) for each in self._writes]
@@ -102,10 +102,7 @@ class Uncommitted:
             return changed
 
     def commit(self, client: Client) -> None:
-        """As settle(); then a program is told what it has to know.
-
-        Errors: EIO once when a server lost what a dead process of ours had written.
-        """
+        """Settle, then report a loss. Errors: as settle(); EIO, once, if writes of the earlier process may be lost."""
         self.settle(client)
         with self._lock:
             lost, self._lost = self._lost, False
@@ -113,7 +110,7 @@ class Uncommitted:
             raise FSError(errno.EIO)
 
     def settle(self, client: Client) -> None:
-        """Return when the server has everything on its disk. Errors: NFSError, StoreError."""
+        """Return when the server has all writes on disk. Errors: NFSError, StoreError; EIO if it keeps restarting."""
         with self._lock:
             for _ in range(RESTARTS):
                 if not self._writes and self._doubt is None:
@@ -132,9 +129,9 @@ class Uncommitted:
             raise FSError(errno.EIO, "the server restarts again and again")
 
     def _again(self, client: Client) -> None:
-        """The server has lost some of it: write all, since what was written over something else has to be so again.
+        """Send all kept writes again after the server lost some: all, so that overlapping writes end in the same order.
 
-        Until all of it is there nothing is forgotten here: who reads meanwhile has to see that the server lacks some.
+        The kept writes stay in place until all are sent: a reader must see by unsure() that the server lacks some.
         """
         log.warning(
             "the server has restarted; what it had not committed is written again",

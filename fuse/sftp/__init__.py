@@ -1,1 +1,1 @@
-"""A mounted directory of an SSH server (SFTP version 3) over asyncssh: the server is the file system, asked by path."""
+"""A mount of an SSH server's directory (SFTP version 3) over asyncssh: the server is the file system, used by path."""

@@ -18,9 +18,9 @@ from .filesystem import SFTPFilesystem
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
-    """Connect, then make the file system; resumed: the kernel already knows nodes of an earlier server.
+    """Connect, then make the file system. resumed: the kernel already knows nodes from the mount's earlier process.
 
-    Errors: why the directory can't be mounted. A resumed mount waits for its server instead.
+    Errors: the reason why the directory can't be mounted. A resumed mount waits for its SSH server instead.
     """
     location = spec.source
     if not isinstance(location, SFTPLocation):

@@ -1,8 +1,8 @@
-"""An SFTP session that comes back by itself when it breaks, for many threads at once.
+"""An SFTP session for many threads at once, which is made again when it breaks.
 
-One thread runs asyncssh's event loop. A call is a coroutine over the present session; when the connection breaks under
-it, it begins again on the next one and is told so, because the server may have done what it was asked. Nothing retries
-below that.
+One thread runs the event loop of asyncssh. A call is a coroutine on the current session; if the connection breaks, the
+call is made again on the next session and is told so, because the server may have carried it out already. Nothing
+retries below that.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from ..ops import FSError
 from ..store.metrics import StoreMetrics
 
 log = logging.getLogger(__name__)
-asyncssh.set_log_level(logging.WARNING)  # otherwise it tells each step of each login
+asyncssh.set_log_level(logging.WARNING)  # otherwise asyncssh logs each step of each login
 
 T = TypeVar("T")
 CONNECT_S = 10.0
-"""For the connection, and again for the login."""
+"""The timeout, in seconds, of the TCP connection, and again of the login."""
 OUTAGE_S = 600.0
 """How long a call waits for a server that does not answer."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 ALIVE_S, ALIVE_COUNT = 5, 3
-"""A server that leaves three questions in a row unanswered, five seconds apart, is given up."""
+"""The keep-alive: a connection is given up after three unanswered requests in a row, five seconds apart."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
-"""Tried first: half the processor time of ChaCha20, which asyncssh would take."""
+"""The ciphers to prefer: they take half the processor time of ChaCha20, which asyncssh prefers."""
 BROKEN = (
     asyncssh.SFTPNoConnection,
     asyncssh.SFTPConnectionLost,
@@ -54,21 +54,21 @@ BROKEN = (
     asyncssh.ChannelOpenError,
     ConnectionError,
 )
-"""The connection is gone: the server may have done what it was asked, or not."""
+"""The errors of a lost connection: the server may or may not have carried out the call."""
 ERRNO = {
     asyncssh.FX_NO_SUCH_FILE: errno.ENOENT,
     asyncssh.FX_PERMISSION_DENIED: errno.EACCES,
     asyncssh.FX_OP_UNSUPPORTED: errno.EOPNOTSUPP,
     asyncssh.FX_BAD_MESSAGE: errno.EINVAL,
 }
-"""Of version 3's codes, those that say what is wrong; any other is a mere failure."""
+"""The errno of each code of SFTP version 3 that says what is wrong; other codes say only that the call failed."""
 
 Call = Callable[[asyncssh.SFTPClient, bool], Awaitable[T]]
-"""(session, whether an earlier session may have done it already)"""
+"""A coroutine function of (session, whether the server may have carried out the call already on an earlier one)."""
 
 
 class SFTPFailed(FSError):
-    """The server refused. vague: it did not say why (SSH_FX_FAILURE), and the errno is EIO."""
+    """The server refused a call. vague: it did not say why (for example, SSH_FX_FAILURE), and the errno is EIO."""
 
     def __init__(self, error: asyncssh.SFTPError) -> None:
         super().__init__(ERRNO.get(error.code, errno.EIO), error.reason)
@@ -76,22 +76,22 @@ class SFTPFailed(FSError):
 
 
 class _Watch(asyncssh.SSHClient):
-    """Remembers the host key that known_hosts did not have."""
+    """An SSH client that remembers the host key which known_hosts did not have."""
 
     def __init__(self) -> None:
         self.refused = ""
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """Called for a key that is not known."""
+        """Refuse a key; asyncssh calls this only for a host key that known_hosts does not have."""
         self.refused = f"{key.get_algorithm()} {key.get_fingerprint()}"
         return False
 
 
 class Connection:
-    """One server and login."""
+    """The connection to one server with one login."""
 
     def __init__(self, location: SFTPLocation) -> None:
-        """Errors: InvalidManifest for a private key that is none."""
+        """Errors: InvalidManifest if the private key can't be used."""
         self.location = location
         self.outage_s = OUTAGE_S
         self.metrics = StoreMetrics()
@@ -105,12 +105,12 @@ class Connection:
         self._failure: StoreError | None = None
         self._stopping = False
         self._beginning = threading.Lock()
-        """A call begins before the end, which cancels it, or not at all: nobody waits for a loop that has stopped."""
+        """A call begins before stop(), which cancels it, or not at all, so that no thread waits for a stopped loop."""
 
-    # -- for those who call, on any thread
+    # -- for callers on any thread
 
     def start(self, *, wait: bool) -> None:
-        """Begin. wait: for the first connection. Errors: StoreError, why there is none."""
+        """Start the thread. wait: connect now, not at the first call. Errors: StoreError if that fails."""
         self._thread.start()
         if wait:
             asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result(3 * CONNECT_S)
@@ -130,10 +130,9 @@ class Connection:
             self._loop.close()
 
     def call(self, what: str, call: Call[T], *, sent: int = 0) -> T:
-        """Do it on a session and wait. what, sent: for the metrics.
+        """Run `call` on a session and return its result. what, sent: the call's name and size for the metrics.
 
-        Errors: SFTPFailed; what `call` raises; StoreError when the server did not answer for outage_s; ENOTCONN when
-        the mount ends.
+        Errors: SFTPFailed; those of `call`; StoreError after outage_s without an answer; ENOTCONN when the mount ends.
         """
         began = time.monotonic()
         failed, lost, received = "", "", 0
@@ -157,7 +156,7 @@ class Connection:
             self.metrics.record(what, time.monotonic() - began, sent=sent, received=received, error=failed)
 
     def username(self) -> str:
-        """Who logged in, '' before that."""
+        """Return the user name of the login; '' before the first connection."""
         return str(self._ssh.get_extra_info("username", "")) if self._ssh is not None else ""
 
     # -- in the event loop
@@ -188,7 +187,7 @@ class Connection:
         return await asyncio.shield(self._connecting)
 
     async def _connect_again(self) -> asyncssh.SFTPClient:
-        """As often as it takes: whoever waits for it has a limit, and without them the next call begins anew."""
+        """Connect, with retries for outage_s. Waiting calls have deadlines of their own; a later call starts anew."""
         pause_s, until = FIRST_PAUSE_S, time.monotonic() + self.outage_s
         try:
             while True:
@@ -207,7 +206,7 @@ class Connection:
             self._connecting = None
 
     async def _connect(self) -> asyncssh.SFTPClient:
-        """A new session. Errors: StoreError that says why not, and what to do."""
+        """Open a new session. Errors: StoreError that says why that failed, and what to do."""
         watch = _Watch()
         server = f"the SSH server {self.location.host}"
         ssh = None
@@ -267,7 +266,7 @@ class Connection:
 
 
 def _login(location: SFTPLocation) -> dict[str, Any]:
-    """Options of asyncssh.connect. What is left out comes from the user's own SSH configuration, agent and keys."""
+    """Return options for asyncssh.connect; the others come from the user's own SSH configuration, agent and keys."""
     given: dict[str, Any] = {
         "connect_timeout": CONNECT_S,
         "login_timeout": CONNECT_S,

@@ -1,11 +1,11 @@
-"""The file system that is served (ops.Filesystem) over an SFTP connection.
+"""The ops.Filesystem of a mounted SFTP directory.
 
-The server decides everything, by path, as the user who logged in. The kernel keeps names and attributes for their time
-to live and a file's pages until the next open; nothing else is remembered, but for what an open file needs.
+The server decides everything, by path, as the user who logged in. The kernel caches names and attributes for their time
+to live and a file's pages until the next open; this process keeps only what open files need.
 
-Threads: a call begins on the loop, what waits for the server runs in a lane, and what is said to the server on the
-connection's thread. One lock covers the nodes and the table of open files; it is never held while the server is waited
-for.
+Threads: a request begins on the mount's event loop, waits for the server in a lane (a thread of the loop's pool), and
+uses SFTP on the connection's thread. One lock covers the nodes and the table of open files; no thread holds it while it
+waits for the server.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SECOND_NS = 1_000_000_000
 LATEST_S = (1 << 32) - 1
-"""Version 3 has 32 bits for the seconds of a time; what is out of range becomes the nearest one."""
+"""The latest time: SFTP version 3 has 32 bits for its seconds. A time out of range becomes the nearest one."""
 LINE = struct.Struct("<IIIIIQ")
-"""Behind the name of a packed line and a zero byte: mode, uid, gid, atime, mtime, size."""
+"""What follows the name and a zero byte in a packed directory entry: mode, uid, gid, atime, mtime, size."""
 LINE_BYTES = 64
-"""Of an object of Python's, and its place in a list."""
+"""The memory of a packed entry besides its bytes: for a Python object, and its place in a list."""
 UNKNOWN_INO = Ino(0xFFFFFFFF)
-"""In a directory's lines, of what the kernel has not looked up."""
+"""The inode number, in directory entries, of everything that the kernel has not looked up."""
 
 
 class Owner(NamedTuple):
-    """Who is shown as the owner of what the login owns. remote_uid None: it can't be told who owns what there, so
-    that everything is the login's."""
+    """The local owner that is shown for what the login (remote_uid, remote_gid) owns on the server. remote_uid: None if
+    it is unknown; then everything is shown as the login's."""
 
     uid: int
     gid: int
@@ -79,7 +79,7 @@ class Owner(NamedTuple):
 
 
 class Handle:
-    """An open file. file: on `session`; it is opened again, by its path, on the next one."""
+    """An open file. file: the file as opened on `session`; on a later session it is opened again by its path."""
 
     def __init__(self, node: Node, flags: int) -> None:
         self.node = node
@@ -90,22 +90,22 @@ class Handle:
 
 
 class _Listing:
-    """A directory that is being read: its lines in the order of names, each packed, because there may be millions."""
+    """A directory that is being read: its entries sorted by name, each packed, because there may be millions."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] | None = None
         self.read_at = 0.0
         self.closed = False
         self.bytes = 0
-        """What they take of this process's memory."""
+        """The memory that `lines` take."""
 
 
 class SFTPFilesystem(FileServerFilesystem):
-    """One directory. state: where a successor finds what the kernel knows and what is open.
+    """One directory. state: where a later process of the mount finds what the kernel knows and what is open.
 
-    ttl_s: how long the kernel may believe names and attributes. group: everything is shown as of this group, which may
-    do what the owner may; None: as it is. resumed: the kernel goes on with what it knew from a server that died.
-    listing_bytes: of memory for the directories that are being read, all together.
+    ttl_s: how long the kernel may cache names and attributes. group: everything is shown as of this group, which may do
+    what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died.
+    listing_bytes: the memory for all directories together that are being read.
     """
 
     _nodes: Nodes
@@ -130,9 +130,9 @@ class SFTPFilesystem(FileServerFilesystem):
         self._handles: dict[int, Handle] = {}
         self._listings: dict[int, _Listing] = {}
         self._listing_bytes = listing_bytes
-        self._fhs = count(time.time_ns())  # never one that an earlier server gave out
+        self._fhs = count(time.time_ns())  # no fh of an earlier process is given out again
         self._left: list[bytes] = []
-        """Paths of files that were removed while they were open, in a mount that was never unmounted."""
+        """The paths of hidden names that an earlier mount left because it was never unmounted."""
         if resumed:
             self._resume()
         else:
@@ -149,19 +149,19 @@ class SFTPFilesystem(FileServerFilesystem):
             self._handles[opened.fh] = Handle(node, opened.flags)
             node.opens += 1
 
-    # -- life
+    # -- start and end
 
     def start(self, notifier: Notifier) -> None:
         """See ops.Filesystem."""
         self._notifier = notifier
         hidden = [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]
         for node in hidden:
-            node.opens += 1  # so that it is known until its other name is looked at, though the kernel forgets it
+            node.opens += 1  # keep the node until _tidy() has looked for its hidden name, even if the kernel forgets it
         if self._left or hidden:
             threading.Thread(target=self._tidy, args=(hidden,), name="sftp-tidy", daemon=True).start()
 
     def _tidy(self, hidden: list[Node]) -> None:
-        """After a death: what was being removed while it was open has one of two names."""
+        """After a crash, remove leftover hidden names, and look which files to be hidden have got their hidden name."""
         for path in self._left:
             self._remove_hidden(path)
         for node in hidden:
@@ -183,14 +183,14 @@ class SFTPFilesystem(FileServerFilesystem):
         self.connection.stop()
 
     def _remove_hidden(self, path: bytes) -> None:
-        """Remove the other name of a file. It stays when that fails, until the next mount."""
+        """Remove a hidden name by its path. If that fails, the name stays on the server."""
         try:
             self.connection.call("remove", lambda sftp, _: sftp.remove(path))
         except (OSError, StoreError) as error:
             if getattr(error, "errno", None) != errno.ENOENT:
                 log.warning("a removed file keeps its other name", extra=fields(path=path, error=error))
 
-    # -- asking
+    # -- calls to the server
 
     def _ask(
         self,
@@ -199,9 +199,9 @@ class SFTPFilesystem(FileServerFilesystem):
         call: Callable[[SFTPClient, bytes, bool], Awaitable[T]],
         name: bytes | None = None,
     ) -> T:
-        """call(session, path of the node or of this name in it, whether it may have been done already).
+        """Run call(session, path, repeated) with the path of the node, or of `name` in it. See connection.Call.
 
-        Again when "no such file" came because a directory above has another name now.
+        The call is made again if the server answered "no such file" because a directory above was renamed meanwhile.
         """
 
         async def asked(sftp: SFTPClient, repeated: bool) -> T:
@@ -226,10 +226,10 @@ class SFTPFilesystem(FileServerFilesystem):
         return True
 
     def owner(self) -> Owner:
-        """Who logged in. Errors: StoreError.
+        """Return whose files are shown as the mounting user's own. Errors: StoreError, SFTPFailed.
 
-        SFTP does not tell; it is who owns the directory in which a session begins. Root owns that of an account that
-        is shut into a directory (ChrootDirectory), which tells nothing.
+        SFTP does not tell the login's uid, so it is taken from the owner of the directory in which a session begins.
+        For a login that is confined to a directory (ChrootDirectory) that owner is root, which tells nothing.
         """
         if self._owner is None:
             home = self.connection.call("lstat", lambda sftp, _: sftp.stat(b"."))
@@ -244,7 +244,7 @@ class SFTPFilesystem(FileServerFilesystem):
         if owner.remote_uid is None or uid == owner.remote_uid:
             uid = owner.uid
         elif not stat.S_ISLNK(mode):
-            # Which groups the login has it does not tell either: let the kernel pass to the server what it may refuse.
+            # The login's groups are unknown too: give all others the group's permissions, and let the server refuse.
             mode |= (mode & stat.S_IRWXG) >> 3
         if owner.remote_uid is None or gid == owner.remote_gid:
             gid = owner.gid
@@ -256,7 +256,7 @@ class SFTPFilesystem(FileServerFilesystem):
         )  # fmt: skip
 
     def _saw(self, node: Node, given: SFTPAttrs) -> None:
-        """Attributes that the server told: when another client wrote, the kernel's pages are right no more."""
+        """Take the server's attributes: if they show that another client wrote, make the kernel drop its pages."""
         if node.kind == stat.S_IFREG:
             seen, node.seen = node.seen, (given.mtime or 0, given.size or 0)
             if seen is not None and seen != node.seen:
@@ -267,7 +267,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return AttrReply(self._attr(node, given), self._ttl_s)
 
     def _entries(self, directory: Node, found: Sequence[tuple[bytes, SFTPAttrs]]) -> list[tuple[Node, Entry]]:
-        """The nodes of names, each with one lookup more."""
+        """Return the node and the kernel's entry of each found name; count one more lookup of each node."""
         with self._lock:
             nodes = self._nodes.look_up(directory, [(name, _kind(given)) for name, given in found])
             surplus = self._nodes.surplus()
@@ -282,7 +282,7 @@ class SFTPFilesystem(FileServerFilesystem):
     # -- names
 
     async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
-        """See ops.Filesystem. The kernel asks for each name first, so that longer ones go no further."""
+        """See ops.Filesystem. The kernel looks up each name first, so a name that is too long gets no further."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
         return await self.loop.lane(self._lookup, self._nodes.get(parent), name)
@@ -346,13 +346,13 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
-        """What a mere failure to make a name was: most often the name is taken, or there is no room."""
+        """Return the likely meaning of a vague failure to make a name: the name is taken (EEXIST), or no room."""
         if not error.vague:
             return error
         return FSError(errno.EEXIST) if self._is_there(directory, name) else self._no_room(error, directory)
 
     def _no_room(self, error: SFTPFailed, directory: Node) -> FSError:
-        """ENOSPC for a mere failure when the server's disk is full, which SFTP has no word for."""
+        """Return ENOSPC for a vague failure if the server's disk is full (SFTP has no code for it); else the error."""
         if error.vague:
             try:
                 space = self._statfs(directory)
@@ -363,15 +363,15 @@ class SFTPFilesystem(FileServerFilesystem):
         return error
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """See ops.Filesystem. What is open gets another name until it is closed."""
+        """See ops.Filesystem. An open file gets a hidden name until its last close."""
         await self.loop.lane(self._unlink, self._nodes.get(parent), name)
 
     def _unlink(self, directory: Node, name: bytes) -> None:
         node = directory.children.get(name)
         if node is not None and node.opens and node.kind == stat.S_IFREG:
             if node.hidden == HIDDEN:
-                raise FSError(errno.EBUSY)  # its only name, as long as it is open
-            self._begin_open(node)  # so that it is not closed for good meanwhile
+                raise FSError(errno.EBUSY)  # the open file keeps this name until its last close
+            self._begin_open(node)  # so that no close during the removal is the last one
             try:
                 self._hide(node, directory, name)
             finally:
@@ -390,21 +390,21 @@ class SFTPFilesystem(FileServerFilesystem):
                 self._nodes.detach(node)
 
     def _hide(self, node: Node, directory: Node, name: bytes) -> None:
-        """Give an open file another name until its last close."""
+        """Give an open file its hidden name, until its last close."""
         other = self._nodes.hidden_name(node)
         with self._lock:
             self._nodes.hide(node)
         try:
             self._move("rename", directory, name, directory, other)
         except SFTPFailed as error:
-            if error.errno != errno.ENOENT or not self._is_there(directory, other):  # a server that died had done it
+            if error.errno != errno.ENOENT or not self._is_there(directory, other):  # unless a dead process did it
                 node.hidden = ""
                 raise
         with self._lock:
             self._nodes.move(node, directory, other, HIDDEN)
 
     def _show(self, node: Node, directory: Node, name: bytes) -> None:
-        """Give it its name back: what was to replace it could not."""
+        """Give a hidden file its name back, because the rename that was to replace it failed."""
         self._move("rename", directory, node.name, directory, name)
         with self._lock:
             self._nodes.move(node, directory, name)
@@ -461,7 +461,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._renamed(old, name, new, new_name)
 
     def _replace_open(self, replaced: Node, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
-        """What is open keeps another name; for a moment nothing has its own."""
+        """Rename over an open file, which gets a hidden name; for a moment the new name does not exist."""
         if not self._is_there(old, name):
             raise FSError(errno.ENOENT)
         self._begin_open(replaced)
@@ -476,7 +476,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._end_open(replaced)
 
     def _move(self, what: str, old: Node, name: bytes, new: Node, new_name: bytes) -> None:
-        """Version 3's own rename refuses a name that is taken; the extension replaces it."""
+        """Rename. what: "rename" (an extension) replaces a taken name, "rename-new" (version 3's own) gives EEXIST."""
 
         async def move(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
             to = self._nodes.path(new, new_name)
@@ -502,7 +502,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return FSError(errno.EISDIR) if to_directory else error
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
-        """EPERM: SFTP does not tell which two names are one file."""
+        """Errors: EPERM, always, because SFTP does not tell which names are the same file."""
         raise FSError(errno.EPERM)
 
     async def readlink(self, ino: Ino) -> bytes:
@@ -548,12 +548,12 @@ class SFTPFilesystem(FileServerFilesystem):
             given = self._ask("setstat", node, change)
         except SFTPFailed as error:
             if error.errno == errno.EACCES and changes.size is None:
-                raise FSError(errno.EPERM) from None  # chmod(2), chown(2): not the owner
+                raise FSError(errno.EPERM) from None  # as chmod(2) and chown(2) answer a user who is not the owner
             raise self._no_room(error, node) from None
         return self._reply(node, given)
 
     async def statfs(self, ino: Ino) -> StatFs:
-        """See ops.Filesystem; by the extension statvfs@openssh.com."""
+        """See ops.Filesystem; it needs the extension statvfs@openssh.com."""
         return await self.loop.lane(self._statfs, self._nodes.get(ino))
 
     def _statfs(self, node: Node) -> StatFs:
@@ -563,7 +563,7 @@ class SFTPFilesystem(FileServerFilesystem):
     # -- files
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
-        """See ops.Filesystem. The kernel drops its pages: times are of whole seconds, so no other sign tells."""
+        """See ops.Filesystem. The kernel drops its pages, as times in whole seconds do not show every change."""
         return await self.loop.lane(self._open, self._nodes.get(ino), request.flags)
 
     def _open(self, node: Node, flags: int) -> OpenReply:
@@ -601,7 +601,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     def _create_new(self, directory: Node, name: bytes, mode: int, handle: Handle) -> SFTPAttrs:
-        """A file that must not be there, open as `handle`. Errors: EEXIST."""
+        """Create a file that must not exist, opened as `handle`; return its attributes. Errors: EEXIST."""
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
             flags = _access(handle.flags) | asyncssh.FXF_CREAT | (0 if repeated else asyncssh.FXF_EXCL)
@@ -615,7 +615,7 @@ class SFTPFilesystem(FileServerFilesystem):
             raise self._named(error, directory, name) from None
 
     async def _file(self, handle: Handle, sftp: SFTPClient, more: int = 0) -> asyncssh.SFTPClientFile:
-        """The file of a handle on this session."""
+        """Return a handle's file on this session; open it if need be, with `more` flags."""
         async with handle.opening:
             if handle.session is not sftp or handle.file is None:
                 node, flags = handle.node, _access(handle.flags) | more
@@ -645,7 +645,7 @@ class SFTPFilesystem(FileServerFilesystem):
             node.opens += 1
 
     def _end_open(self, node: Node) -> None:
-        """The last one of a removed file removes its other name; until then the file is known."""
+        """Count one open less. The last one of a removed file removes the hidden name, and then drops the node."""
         with self._lock:
             if node.hidden != HIDDEN or node.opens > 1 or node.parent is None:
                 node.opens -= 1
@@ -666,7 +666,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return fh
 
     def _handle(self, ino: Ino, fh: Fh, flags: int) -> tuple[Handle, bool]:
-        """The handle, and whether it is for this call only: an unknown one is answered by the inode."""
+        """Return the handle, and whether it is for this call only: for an unknown `fh` the inode's file is opened."""
         handle = self._handles.get(fh)
         return (handle, False) if handle is not None else (Handle(self._nodes.get(ino), flags), True)
 
@@ -693,7 +693,7 @@ class SFTPFilesystem(FileServerFilesystem):
         self.connection.call("close", close)
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes:
-        """See ops.Filesystem. asyncssh asks for all parts of it at once."""
+        """See ops.Filesystem. asyncssh splits a large read into requests that it sends at once."""
 
         def ask() -> bytes:
             handle, passing = self._handle(ino, fh, os.O_RDONLY)
@@ -727,10 +727,10 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(send)
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
-        """See ops.Filesystem: the server has every write that was answered."""
+        """Do nothing: the server has every write that was answered."""
 
     async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
-        """See ops.Filesystem; by the extension fsync@openssh.com. EOPNOTSUPP of a server without it."""
+        """See ops.Filesystem. Errors: EOPNOTSUPP if the server lacks the extension fsync@openssh.com."""
         handle = self._handles.get(fh)
         if handle is not None:
             await self.loop.lane(self._on, handle, "fsync", lambda file: file.fsync())
@@ -745,9 +745,9 @@ class SFTPFilesystem(FileServerFilesystem):
         return OpenDirReply(fh)
 
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        """See ops.Filesystem. A cursor is a place in the order of names, and SFTP has none, so all names are read at
-        the first call. ENOMEM where they are more than there is memory for."""
-        listing = self._listings.setdefault(fh, _Listing())  # of a process that died: it is read anew
+        """See ops.Filesystem. SFTP has no cursors: the first call reads all names, and a cursor is an index in their
+        sorted list. Errors: ENOMEM if the names need more memory than listing_bytes."""
+        listing = self._listings.setdefault(fh, _Listing())  # if an earlier process opened it, it is read again
         return await self.loop.lane(self._readdir, self._nodes.get(ino), listing, offset, budget, plus)
 
     def _readdir(self, node: Node, listing: _Listing, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
@@ -767,7 +767,7 @@ class SFTPFilesystem(FileServerFilesystem):
         ]
 
     def _list(self, node: Node, listing: _Listing) -> list[bytes]:
-        """Read a directory anew. Errors: ENOMEM."""
+        """Read all entries of a directory from the server. Errors: ENOMEM."""
         self._let_go(listing)
 
         async def scan(sftp: SFTPClient, path: bytes, repeated: bool) -> list[bytes]:
@@ -795,7 +795,7 @@ class SFTPFilesystem(FileServerFilesystem):
             raise
         lines.sort()
         listing.lines, listing.read_at = lines, time.monotonic()
-        if listing.closed:  # by who did not want to wait for it
+        if listing.closed:  # the caller was interrupted and has closed the directory
             self._let_go(listing)
         return lines
 
@@ -806,7 +806,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     @staticmethod
     def _to_tell(directory: Node, name: bytes) -> bool:
-        """Whether a line's attributes are for the kernel; not of a file that we may be writing."""
+        """Return whether the kernel is told a line's attributes: not of an open file, which may be being written."""
         node = directory.children.get(name)
         return name not in (b".", b"..") and not (node is not None and node.opens)
 
@@ -836,7 +836,7 @@ def _kind(given: SFTPAttrs) -> int:
 
 
 def _packed(name: bytes, given: SFTPAttrs) -> bytes:
-    """A line of a directory, such that lines are in the order of names: those have no zero byte."""
+    """Pack a directory entry; a zero byte, which no name contains, ends the name, so that entries sort by name."""
     numbers = (given.permissions, given.uid, given.gid, given.atime, given.mtime, given.size)
     return name + b"\0" + LINE.pack(*(number or 0 for number in numbers))
 
@@ -856,7 +856,7 @@ def _access(flags: int) -> int:
 
 
 async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeated: bool) -> None:
-    """Make a change. repeated: an earlier session may have made it already, of which `done` is the sign."""
+    """Make a change. repeated: an earlier session may have made it already; then the error `done` is success."""
     try:
         await change
     except done:
@@ -865,7 +865,7 @@ async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeate
 
 
 async def _with_mode(sftp: SFTPClient, path: bytes, given: SFTPAttrs, mode: int) -> SFTPAttrs:
-    """The attributes of something new with the mode that was asked for, of which the server's umask may have taken."""
+    """Give a new object the permissions of `mode` that the server's umask took away; return its attributes."""
     missing = mode & 0o777 & ~(given.permissions or 0)
     if not missing:
         return given
@@ -874,7 +874,7 @@ async def _with_mode(sftp: SFTPClient, path: bytes, given: SFTPAttrs, mode: int)
 
 
 def _attributes(changes: SetAttr, present: SFTPAttrs, owner: Owner) -> SFTPAttrs | None:
-    """What is to be changed beside the size; version 3 sets both owner and group, and both times, or none."""
+    """Return the attributes to set besides the size, or None. Version 3 sets owner and group together; times too."""
     wanted = SFTPAttrs()
     if changes.mode is not None:
         wanted.permissions = changes.mode & 0o7777

@@ -1,6 +1,6 @@
 """The nodes that the kernel knows: an inode number for each name, because SFTP has paths and no inode numbers.
 
-A tree of names, so that a renamed directory takes along what is below it.
+The nodes form a tree of names, so that the rename of a directory changes the paths of everything below it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..ops import ROOT_INO, FSError, Ino
 from ..state.nodelog import NodeLog, NodeRecord
 
 HIDING, HIDDEN = "hiding", "hidden"
-"""In the log: of a file that is removed while it is open, and has another name until its last close. HIDING is written
-before the server is asked, so that the other name is found whatever dies."""
+"""The states, also in the log, of a file that was removed while it is open and has a hidden name until its last close.
+HIDING is logged before the server is asked to rename, so that the hidden name is found after any crash."""
 PREFIX = b".sftp"
-"""Of such names."""
+"""How hidden names begin."""
 
 
 class Node(KnownNode):
-    """One name. parent None: the root, or gone. hidden: '', HIDING or HIDDEN.
+    """One name. parent: None for the root and for a node whose name is gone. hidden: '', HIDING or HIDDEN.
 
-    seen: (mtime, size) as last told by the server; None when it is not known, as after a write of our own.
+    seen: (mtime, size) as last told by the server; None if they are not known, as after a write by this mount.
     """
 
     __slots__ = ("children", "hidden", "name", "parent", "seen")
@@ -41,17 +41,17 @@ class Node(KnownNode):
 
 
 class Nodes(KnownNodes[Node]):
-    """See KnownNodes. top: path of the mounted directory. state: the directory of the log."""
+    """See KnownNodes. state: the directory of the log. top: the path of the mounted directory on the server."""
 
     def __init__(self, state: Path, limit: int, top: bytes) -> None:
         super().__init__(NodeLog(state / "nodes.log"), limit)
         self._top = top
         self._mount = state / "mount-id"
-        """Random: other names of two mounts must not be the same."""
+        """The file of a random id, which makes the hidden names of two mounts differ."""
         self._next = ROOT_INO + 1
 
     def begin(self) -> list[bytes]:
-        """A fresh mount, whose kernel knows the root only; the paths of hidden files that an earlier one left."""
+        """Begin a fresh mount, whose kernel knows only the root; return the hidden paths that an earlier mount left."""
         self.resume()
         left = [self.hidden_path(node) for node in self.by_ino.values() if node.hidden and node.parent]
         self._mount.write_text(secrets.token_hex(4))
@@ -60,7 +60,7 @@ class Nodes(KnownNodes[Node]):
         return left
 
     def resume(self) -> None:
-        """What the kernel may know from a server that died."""
+        """Load the nodes that the kernel may still know from a process of this mount that died."""
         self.by_ino = {ROOT_INO: Node(ROOT_INO, None, b"", stat.S_IFDIR)}
         records = self._log.load()
         for record in records.values():
@@ -71,11 +71,11 @@ class Nodes(KnownNodes[Node]):
             node.parent = self.by_ino.get(record.parent)
             if node.parent is not None:
                 node.parent.children[node.name] = node
-        # Above all numbers that were given out, those included that the log has forgotten and the kernel has not.
+        # This is above all numbers given out before, also above those that the kernel still has but the log dropped.
         self._next = time.time_ns()
 
     def path(self, node: Node, name: bytes | None = None) -> bytes:
-        """On the server; with name, of that name in this directory. Errors: ESTALE for a node without a name."""
+        """Return a node's path on the server, or that of `name` in this directory. Errors: ESTALE if a name is gone."""
         parts = [] if name is None else [name]
         while node.ino != ROOT_INO:
             if node.parent is None:
@@ -85,20 +85,20 @@ class Nodes(KnownNodes[Node]):
         return b"/".join((self._top.rstrip(b"/"), *reversed(parts))) or b"/"
 
     def hidden_name(self, node: Node) -> bytes:
-        """The other name of a file that is removed while it is open."""
+        """Return the hidden name for a file that is removed while it is open."""
         return PREFIX + self._mount.read_bytes() + b"%016x" % node.ino
 
     def hidden_path(self, node: Node) -> bytes:
-        """Where such a file is, or will be."""
+        """Return the path of the hidden name, which the file has or is about to get."""
         return self.path(node.parent or node, self.hidden_name(node))
 
     def hide(self, node: Node) -> None:
-        """It is about to get its other name."""
+        """Log that a file is about to get its hidden name."""
         node.hidden = HIDING
         self._write([node])
 
     def look_up(self, directory: Node, found: Iterable[tuple[bytes, int]]) -> list[Node]:
-        """The nodes of (name, type) that the kernel is told, each with one lookup more; written down before that."""
+        """Return the nodes of each (name, type), with one more lookup; log new nodes before the kernel is told."""
         nodes, new = [], []
         for name, kind in found:
             node = directory.children.get(name)
@@ -114,14 +114,14 @@ class Nodes(KnownNodes[Node]):
         return self._told(nodes, new)
 
     def detach(self, node: Node) -> None:
-        """Its name is no more; the number lives as long as the kernel has it."""
+        """Take the name off a node; its inode number lives as long as the kernel has it."""
         if node.parent is not None:
             node.parent.children.pop(node.name, None)
             node.parent = None
             self._dropped.append(node.ino)
 
     def move(self, node: Node, directory: Node, name: bytes, hidden: str = "") -> None:
-        """It has this name from now on, in place of what had it."""
+        """Give a node this name, and take it off the node that has it."""
         if (replaced := directory.children.get(name)) not in (None, node):
             self.detach(replaced)
         if node.parent is not None:
@@ -131,7 +131,7 @@ class Nodes(KnownNodes[Node]):
         self._write([node])
 
     def let_go(self, node: Node | None) -> None:
-        """See KnownNodes; then its directories."""
+        """See KnownNodes. The directories above that nothing needs any more are dropped too."""
         while node is not None and node.ino != ROOT_INO and node.nlookup <= 0 and not node.opens and not node.children:
             parent = node.parent
             self._remove(node)
@@ -145,7 +145,7 @@ class Nodes(KnownNodes[Node]):
         self.by_ino.pop(node.ino, None)
 
     def _records(self, nodes: Iterable[Node]) -> list[NodeRecord]:
-        """Of the root, and of what is gone, nothing."""
+        """See KnownNodes. The root, and nodes whose name is gone, have no record."""
         return [
             NodeRecord(node.ino, node.parent.ino, node.kind, node.hidden, node.name)
             for node in nodes
