@@ -97,12 +97,14 @@ class NFSFilesystem(FileServerFilesystem):
         self._identities = Identities()
         self._listings: dict[int, _Listing] = {}
         self._verifier = state / "verifier"
-        self._seen_verifier = self._read_verifier()
         self._resumed = resumed
+        self._seen_verifier: int | None = None
         if not resumed:
+            self._verifier.unlink(missing_ok=True)
             self._files.begin()
             self._nodes.begin(client.root)
             return
+        self._seen_verifier = self._read_verifier()
         self._nodes.resume()
         client.root = self._nodes.root().handle
         for handle in self._files.resume():
@@ -539,11 +541,12 @@ class NFSFilesystem(FileServerFilesystem):
         """See ops.Filesystem."""
         await self.flush(ino, fh)
 
-    def _read_verifier(self) -> int:
+    def _read_verifier(self) -> int | None:
+        """Return the verifier of this mount's last write, by an earlier process of it; None: nothing was written."""
         try:
             return int(self._verifier.read_text())
-        except (OSError, ValueError):
-            return -1
+        except FileNotFoundError:
+            return None
 
     def _write_verifier(self, verifier: int) -> None:
         """Save the verifier for a later process of the mount, which must know whether the server restarted since."""

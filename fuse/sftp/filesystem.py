@@ -154,7 +154,7 @@ class SFTPFilesystem(FileServerFilesystem):
     def start(self, notifier: Notifier) -> None:
         """See ops.Filesystem."""
         self._notifier = notifier
-        hidden = [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]
+        hidden = self._nodes.hidden()
         for node in hidden:
             node.opens += 1  # keep the node until _tidy() has looked for its hidden name, even if the kernel forgets it
         if self._left or hidden:
@@ -162,8 +162,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     def _tidy(self, hidden: list[Node]) -> None:
         """After a crash, remove leftover hidden names, and look which files to be hidden have got their hidden name."""
-        for path in self._left:
-            self._remove_hidden(path)
+        self._left = [path for path in self._left if not self._remove_hidden(path)]
         for node in hidden:
             directory, other = node.parent, self._nodes.hidden_name(node)
             if directory is not None and node.hidden and self._is_there(directory, other):
@@ -178,17 +177,19 @@ class SFTPFilesystem(FileServerFilesystem):
 
     def _end(self) -> None:
         self.connection.outage_s = END_S
-        for node in [node for node in self._nodes.by_ino.values() if node.hidden and node.parent is not None]:
-            self._remove_hidden(self._nodes.hidden_path(node))
+        for path in [*self._left, *self._nodes.hidden_paths()]:
+            self._remove_hidden(path)
         self.connection.stop()
 
-    def _remove_hidden(self, path: bytes) -> None:
-        """Remove a hidden name by its path. If that fails, the name stays on the server."""
+    def _remove_hidden(self, path: bytes) -> bool:
+        """Remove a hidden name by its path. Return False if that failed and the name stays on the server."""
         try:
             self.connection.call("remove", lambda sftp, _: sftp.remove(path))
         except (OSError, StoreError) as error:
             if getattr(error, "errno", None) != errno.ENOENT:
                 log.warning("a removed file keeps its other name", extra=fields(path=path, error=error))
+                return False
+        return True
 
     # -- calls to the server
 
@@ -652,7 +653,8 @@ class SFTPFilesystem(FileServerFilesystem):
                 self._nodes.let_go(node)
                 return
             path = self._nodes.path(node)
-        self._remove_hidden(path)
+        if not self._remove_hidden(path):
+            return  # it stays known, so that the end of this mount, or the next mount, tries again
         with self._lock:
             node.opens -= 1
             self._nodes.detach(node)

@@ -5,6 +5,7 @@ The nodes form a tree of names, so that the rename of a directory changes the pa
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import stat
@@ -53,7 +54,7 @@ class Nodes(KnownNodes[Node]):
     def begin(self) -> list[bytes]:
         """Begin a fresh mount, whose kernel knows only the root; return the hidden paths that an earlier mount left."""
         self.resume()
-        left = [self.hidden_path(node) for node in self.by_ino.values() if node.hidden and node.parent]
+        left = self.hidden_paths()
         self._mount.write_text(secrets.token_hex(4))
         self.by_ino = {ROOT_INO: Node(ROOT_INO, None, b"", stat.S_IFDIR)}
         self._log.rewrite([])
@@ -91,6 +92,18 @@ class Nodes(KnownNodes[Node]):
     def hidden_path(self, node: Node) -> bytes:
         """Return the path of the hidden name, which the file has or is about to get."""
         return self.path(node.parent or node, self.hidden_name(node))
+
+    def hidden(self) -> list[Node]:
+        """Return the removed files that have a hidden name, or may have got one."""
+        return [node for node in self.by_ino.values() if node.hidden and node.parent is not None]
+
+    def hidden_paths(self) -> list[bytes]:
+        """Return the paths of their hidden names, but for those below a directory that is known to be gone."""
+        paths = []
+        for node in self.hidden():
+            with contextlib.suppress(FSError):
+                paths.append(self.hidden_path(node))
+        return paths
 
     def hide(self, node: Node) -> None:
         """Log that a file is about to get its hidden name."""

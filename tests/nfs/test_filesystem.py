@@ -311,6 +311,17 @@ def test_when_host_and_process_forget_the_program_is_told(
     resolve(here.fs.stop())
 
 
+@promise("S-262")
+def test_nothing_is_lost_of_a_file_that_was_only_opened(location: NFSLocation, tmp_path: Path) -> None:
+    """An earlier mount with this state directory had written to a host that has restarted since."""
+    (tmp_path / "verifier").write_text("1")
+    here = Here(location, tmp_path)
+    file = here.local.open("f", os.O_CREAT | os.O_RDWR)
+    here = again(here, location, tmp_path)
+    moved(file, here).close()
+    resolve(here.fs.stop())
+
+
 @promise("S-260", "S-262")
 def test_a_process_that_dies_loses_nothing(
     nfs_host: NFSServer, location: NFSLocation, tmp_path: Path, path: str

@@ -12,10 +12,11 @@ import pytest
 
 from datastore.fuse.kernel import abi, wire
 from datastore.fuse.kernel.dispatch import Header, Operation, call_again
-from datastore.fuse.ops import ROOT_INO, Caller, Ino, OpenRequest
+from datastore.fuse.ops import ROOT_INO, Caller, Ino, Notifier, OpenRequest
 from datastore.fuse.sftp.filesystem import SFTPFilesystem
 from tests.driving import resolve
 from tests.mount.mounts import fails
+from tests.patience import eventually
 from tests.promises import promise
 from tests.sftp.mounts import unmounted
 from tests.sftp.sshd import SSHServer
@@ -79,3 +80,39 @@ def test_a_rename_of_what_is_not_there_any_more_changes_nothing(sshd: SSHServer,
     with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=True) as second:
         renamed_again(second, b"old", b"new")
         fails(errno.ENOENT, content, second, old)
+
+
+@promise("S-274")
+def test_a_hidden_name_that_can_not_be_removed_is_tried_again(sshd: SSHServer, tmp_path: Path) -> None:
+    """By the last close, by the end of the mount, and by the next mount with its state directory."""
+    served, state = tmp_path / "served", tmp_path / "state"
+    served.mkdir()
+    state.mkdir()
+
+    def removed_while_open(fs: SFTPFilesystem) -> Path:
+        """The hidden name, and in its place a directory, which SFTP does not remove as a file."""
+        (served / "f").write_bytes(b"x")
+        ino = known(fs, ROOT_INO, b"f")
+        handle = resolve(fs.open(ME, ino, READING)).fh
+        resolve(fs.unlink(ME, ROOT_INO, b"f"))
+        (hidden,) = served.glob(".sftp*")
+        hidden.unlink()
+        hidden.mkdir()
+        resolve(fs.release(ino, handle))
+        assert hidden.is_dir()
+        return hidden
+
+    def can_be_removed(hidden: Path) -> None:
+        hidden.rmdir()
+        hidden.write_bytes(b"x")
+
+    with unmounted(sshd, served, state) as first:
+        hidden = removed_while_open(first)
+        can_be_removed(hidden)
+    assert not hidden.exists()
+    with unmounted(sshd, served, state) as second:
+        hidden = removed_while_open(second)
+    can_be_removed(hidden)
+    with unmounted(sshd, served, state) as third:
+        third.start(Notifier())
+        eventually(lambda: not hidden.exists(), "the next mount removes it")

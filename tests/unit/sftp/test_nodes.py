@@ -88,6 +88,11 @@ def test_hidden_files_are_found_after_a_death_and_by_the_next_mount(tmp_path: Pa
     nodes.move(files[1], root, nodes.hidden_name(files[1]), HIDDEN)
     paths = [nodes.hidden_path(file) for file in files]
     assert nodes.path(files[1]) == paths[1]
+    removed = found(nodes, root, b"removed by another client", DIRECTORY)
+    nodes.hide(found(nodes, found(nodes, removed, b"below", DIRECTORY), b"file"))
+    nodes.detach(removed)
+    found(nodes, root, b"written down with what is removed")
+    assert nodes.hidden_paths() == paths
     successor = Nodes(tmp_path, 100, b"/srv/data")
     successor.resume()
     assert [successor.hidden_path(successor.get(file.ino)) for file in files] == paths
