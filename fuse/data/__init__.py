@@ -1,1 +1,1 @@
-"""Bytes: cached versions of objects, reading ahead, staging of changes, planning of uploads."""
+"""The bytes of files: the cache of object versions, readahead, staging files, the planning of uploads."""

@@ -1,4 +1,4 @@
-"""Puts a body that comes in pieces of any size together to the pieces of a version. Pure; for one thread."""
+"""Assembles the pieces of an object version from a body that arrives in parts of any size. Pure; for one thread."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ class Assembly:
     """The sink (store/base.py) of one GET for adjoining pieces; done(piece, body) is called once for each, in order."""
 
     missing: list[Piece]
-    """Those that are not done, in this attempt or an earlier one."""
+    """The pieces for which done() was not called yet, in this attempt of the GET or an earlier one."""
     _done: Callable[[Piece, Body], None]
     _buffer: bytearray | None = None
-    """Of the first of these, where its bytes come in several parts."""
+    """The bytes of the first missing piece, if they come in several parts."""
 
     def __post_init__(self) -> None:
         self._version = self.missing[0].version
         self._start, self._stop = self.missing[0].start, self.missing[-1].stop
 
     def take(self, info: ObjectInfo, offset: int, body: Body) -> None:
-        """More of the body; offset 0 begins anew. Errors: PreconditionFailed for another version, CorruptBody."""
+        """Take a part of the body; offset 0 (the start of the range) begins a new attempt.
+        Errors: PreconditionFailed when the answer is of another version, CorruptBody when the body is too long."""
         check_version(self._version, info)
         at, view = self._start + offset, memoryview(body)
         if at + len(view) > self._stop:
@@ -35,7 +36,7 @@ class Assembly:
             piece = self.missing[0]
             at, view = max(at, piece.start), view[max(piece.start - at, 0) :]
             part = view[: piece.stop - at]
-            whole: Body = part  # cut as we need it: nobody else has it, so it is not copied
+            whole: Body = part  # the sink owns these bytes: a part that is exactly one piece is not copied
             if not part:
                 return
             if len(part) < piece.size or len(part) < len(view):
@@ -48,7 +49,7 @@ class Assembly:
             self._done(piece, whole)
 
     def check(self) -> None:
-        """All has come. Errors: CorruptBody."""
+        """Check that the body is complete. Errors: CorruptBody when it ended too early."""
         if self.missing:
             raise self._wrong_length("ended too early")
 
@@ -58,13 +59,13 @@ class Assembly:
 
 
 def check_version(version: ObjectVersion, info: ObjectInfo) -> None:
-    """Errors: PreconditionFailed, of a server that ignores If-Match."""
+    """Check that an answer is of this version. Errors: PreconditionFailed if not: the server has ignored If-Match."""
     if info.etag and info.etag != version.etag:
         raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
 
 
 def runs(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
-    """Ascending pieces in lists of adjoining ones, each of at most limit_bytes (or one piece)."""
+    """Yield ascending pieces in lists of adjoining pieces; a list has at most limit_bytes, or is a single piece."""
     run: list[Piece] = []
     for piece in pieces:
         if run and (run[-1].stop != piece.start or piece.stop - run[0].start > limit_bytes):

@@ -1,15 +1,15 @@
 """On-disk cache of object versions, keyed by (store, credentials, key, etag, size), shared by all mounts of one user.
 
-Caching is a favour: no method raises OSError or CacheCorrupt. A version that can't be read, fails its checksum or was
-evicted is "not held"; one that can't be written (disk full, broken, busy) is "not kept", and writing pauses for
-PAUSE_S. Shell. Safe for threads (the loop's among them: a hit is two or three system calls) and for several processes
-at once:
- - a version of 1 MiB and more has files of its own. A creator and an evictor exclude each other by
+Caching is best effort: no method raises OSError or CacheCorrupt. A version that can't be read, fails its checksum or
+was evicted is "not held"; a version that can't be written (disk full, broken, busy) is "not kept", and writing pauses
+for PAUSE_S. Does I/O. Safe for threads (the event loop calls it too: a hit takes two or three system calls) and for
+several processes at once:
+ - A version of 1 MiB and more has files of its own. A creator and an evictor exclude each other by
    CacheSpace.exclusive(); readers take no lock. An evictor unlinks the sidecar before the data, and a reader opens the
    sidecar, then the data, then checks that the sidecar is still linked: if it is, both belong together. Files that are
    unlinked while open stay readable.
- - the blocks of smaller ones lie in packs, each for itself.
- - directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/objects/packs/*.pack (packs.py);
+ - The blocks of smaller versions lie in packs, which are files that many versions share; each block is an entry there.
+ - Files: directory/objects/xx/<stem>.data, .blocks (blockfile.py); directory/objects/packs/*.pack (packs.py);
    directory/usage, directory/evicting (cachespace.py).
 """
 
@@ -35,24 +35,25 @@ from .openfiles import OpenFiles
 from .packs import Packs, in_groups
 
 OPEN_FILES = 128
-"""Versions kept open, two descriptors each: a quarter of the usual limit of 1,024."""
+"""How many versions are kept open, with two descriptors each: a quarter of the usual limit of 1,024 descriptors."""
 PAUSE_S = 5.0
 """How long writing stays off after the disk failed or was full."""
 PACK_BYTES = 8 << 20
-"""A pack of this size is full, or of a 32nd of the cache: packs are evicted whole. At least PACK_BYTES_MIN."""
+"""The size at which a pack is full: this, or a 32nd of the cache if that is less (packs are evicted whole), but at
+least PACK_BYTES_MIN."""
 PACK_BYTES_MIN = 64 << 10
 LEARN_S = 1.0
-"""How long a mount may look at its start for what the packs hold: 300,000 small versions."""
+"""How long a mount may read, at its start, what the packs hold; enough for 300,000 small versions."""
 LEARN_MORE_S = 0.2
-"""How long a lane may that adds to them."""
+"""How long a pool thread that writes small versions may read what other processes have added to the packs."""
 SMALL_BYTES = 1 << 20
-"""Versions below this size share files: the kernel reads none of them by itself."""
+"""Versions below this size lie in packs; the kernel never reads these by passthrough."""
 INLINE_VERIFY_BYTES = 4 << 20
-"""The most that open_for_passthrough() checks by itself: about 2 ms."""
+"""The largest version that open_for_passthrough() checks itself, in bytes; this takes about 2 ms."""
 
 
 _STEP_BYTES = 8 << 20
-"""Of a file that is copied into the cache."""
+"""How many bytes at a time of a file are copied into the cache."""
 T = TypeVar("T")
 
 
@@ -63,9 +64,7 @@ class BlockCache:
         self, directory: Path, size_bytes: int, namespace: str, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         """directory: made when needed, readable by its owner only. namespace: names endpoint, bucket and credentials.
-
-        Touches no disk beyond reading the kernel's boot id.
-        """
+        This does no I/O but to read the kernel's boot id."""
         self._space = CacheSpace(directory, size_bytes)
         self._packs = Packs(self._space, monotonic)
         self._namespace = as_json(namespace)
@@ -75,12 +74,12 @@ class BlockCache:
         self._off_until_s = float("-inf")
 
     def learn(self) -> None:
-        """Find out what small versions the cache has, before the first one is asked for; at most LEARN_S."""
+        """Find out which small versions the cache has, for at most LEARN_S. To be called before the first read."""
         with contextlib.suppress(OSError):
             self._packs.learn(LEARN_S)
 
     def read(self, version: ObjectVersion, offset: int, size: int) -> bytes | None:
-        """The bytes (short only at the object's end), or None unless wholly held and valid."""
+        """Return the bytes (fewer only at the object's end), None unless all are held and valid."""
         stop = min(offset + size, version.size)
         if offset >= stop:
             return b""
@@ -102,7 +101,7 @@ class BlockCache:
         return self.holds(version, 0, version.size)
 
     def write(self, version: ObjectVersion, offset: int, body: Body) -> bool:
-        """Keep the whole blocks of `body`; whether they are kept now. Idempotent."""
+        """Keep the blocks that lie wholly in `body`; return whether they are kept now. Idempotent."""
         if not body or self._monotonic() < self._off_until_s:
             return not body
         if version.size < SMALL_BYTES:
@@ -114,7 +113,7 @@ class BlockCache:
             fresh = entry.fresh_bytes(offset, offset + len(body))
             if fresh:
                 with self._reserved(fresh):
-                    if entry.unlinked:  # it was itself what had to make room
+                    if entry.unlinked:  # to make room, this very version was evicted
                         entry = self._create(version)
                     entry.write(offset, body)
             return True
@@ -123,7 +122,7 @@ class BlockCache:
             return False
 
     def write_small(self, bodies: Iterable[tuple[ObjectVersion, int, Body]]) -> bool:
-        """The same for several small versions, each with an offset and what is there; whether all are kept now."""
+        """Keep (version, offset, body) of several small versions, as write() does; return whether all are kept now."""
         if self._monotonic() < self._off_until_s:
             return False
         try:
@@ -139,11 +138,9 @@ class BlockCache:
             return False
 
     def adopt(self, version: ObjectVersion, path: Path) -> bool:
-        """Take over a complete local file with the bytes of `version`; reads all of it once, for the checksums.
-
-        Its inode then belongs to the cache and nobody may write to it again. False: not kept, as a small one never is,
-        the file is still at `path`.
-        """
+        """Take over a complete local file with the bytes of `version`; all of it is read once, for the checksums.
+        Its inode then belongs to the cache, and nobody may write to it again. False: the version is not kept (a small
+        one never is), and the file is still at `path`."""
         too_large = version.size > self._space.limit_bytes
         if version.size < SMALL_BYTES or too_large or self._monotonic() < self._off_until_s:
             return False
@@ -167,17 +164,17 @@ class BlockCache:
             self._forgive(version, error, writing=True)
             return False
         self._open.drop(version)
-        # It is kept by now, or evicted already; at worst the checksums are gone through once more.
+        # The version is kept by now, or evicted already; if this fails, a later reader checks the checksums again.
         with contextlib.suppress(OSError, CacheCorrupt):
             self._open.keep(version, BlockFile(place)).vouch()
         return True
 
     def open_for_passthrough(self, version: ObjectVersion) -> int | None:
-        """A descriptor to read and write a wholly held, checked version, the caller's; one at a time in all processes.
+        """Return a descriptor to read and write a wholly held, checked version; the caller closes it.
 
-        Who writes to it has to drop the version before. It is in use for as long as anybody, the kernel too, has the
-        descriptor or a copy. None also for a large version that this process has not checked yet and that has no valid
-        seal: see verify().
+        Only one such descriptor of a version exists in all processes, until each copy, the kernel's too, is closed. A
+        caller that writes to it has to drop() the version before. None when the version is not wholly held or its
+        descriptor is taken, and for a large version that has no valid seal and was not checked by verify() before.
         """
 
         def opened(entry: BlockFile) -> int | None:
@@ -193,20 +190,18 @@ class BlockCache:
         return fd
 
     def verify(self, version: ObjectVersion) -> bool:
-        """Check a version that is not small against its checksums now, waiting for the disk; whether it is whole."""
+        """Check the checksums of a version that is not small, which waits for the disk; return whether it is whole."""
         return bool(self._asked(version, BlockFile.verify))
 
     def drop(self, version: ObjectVersion) -> None:
-        """Remove a version that is not small; idempotent. Readers of open descriptors are not disturbed."""
+        """Remove a version that is not small; idempotent. Open descriptors still read it."""
         self._open.drop(version)
         with contextlib.suppress(OSError):
             self._space.remove(self._place(version).stem)
 
     def usage(self) -> tuple[int, int]:
-        """(bytes on disk, bytes that it may take there); 0 bytes when the directory can't be read.
-
-        The second is the limit, or less where the disk has no room for that.
-        """
+        """Return (bytes on disk, the most that the cache may take there), (0, the limit) if that can't be read.
+        The second is the limit, or less where the disk has no room for that."""
         try:
             used = self._space.used_bytes()
             return used, max(used, self._space.room_bytes(used))
@@ -214,19 +209,19 @@ class BlockCache:
             return 0, self._space.limit_bytes
 
     def resize(self, limit_bytes: int) -> None:
-        """Another limit; what is over it goes now."""
+        """Set another limit; evict now what is over it."""
         self._space.limit_bytes = limit_bytes
         if self.usage()[0] > limit_bytes:
             self.make_room(0)
 
     def recount(self) -> None:
-        """Have usage() say what is on the disk, after much that did not fit; what is over the limit goes."""
+        """Count the files anew, for usage() after many writes that found no room; evict what is over the limit."""
         with contextlib.suppress(OSError):
             self._space.recount()
         self.resize(self._space.limit_bytes)
 
     def make_room(self, size_bytes: int) -> int:
-        """Evict what was used longest ago until `size_bytes` fit beside the rest; bytes freed."""
+        """Evict what was used longest ago until `size_bytes` fit beside the rest; return the bytes freed."""
         try:
             freed = self._space.evict(size_bytes)
         except OSError:
@@ -235,17 +230,17 @@ class BlockCache:
         return freed
 
     def tidy(self) -> None:
-        """Let go of what others evicted, so that the disk gets it back; a busy cache does so itself every TOUCH_S."""
+        """Close the files that were evicted, which frees their disk space; a busy cache does so every TOUCH_S."""
         self._packs.files.tidy()
         self._open.tidy()
 
     def close(self) -> None:
-        """Let go of all descriptors; idempotent. The cache stays usable."""
+        """Close all descriptors; idempotent. The cache stays usable."""
         self._packs.files.close()
         self._open.close()
 
     def _asked(self, version: ObjectVersion, ask: Callable[[BlockFile], T | None]) -> T | None:
-        """What the files of a version that is not small say; None: there are none, or they are broken."""
+        """Return what `ask` says of the files of a version that is not small; None if they are absent or broken."""
         try:
             entry = self._find(version)
             return None if entry is None else ask(entry)
@@ -254,7 +249,7 @@ class BlockCache:
             return None
 
     def _forgive(self, version: ObjectVersion, error: CacheCorrupt | OSError, *, writing: bool = False) -> None:
-        """The error only means 'no cache'."""
+        """Handle an error, so that its only effect is that the version is not cached."""
         if isinstance(error, CacheCorrupt):
             self.drop(version)
             return
@@ -264,12 +259,12 @@ class BlockCache:
             self._pause(error)
 
     def _pause(self, error: OSError) -> None:
-        """It could not be written. Who only finds no room may soon, unless the disk is full of others' files."""
+        """Pause writing after an error. Room comes soon after a CacheFullError, unless other files fill the disk."""
         if not isinstance(error, CacheFullError) or self.usage()[1] < self._space.limit_bytes:
             self._off_until_s = self._monotonic() + PAUSE_S
 
     def _find(self, version: ObjectVersion) -> BlockFile | None:
-        """The open entry, opened where there are good files. OSError."""
+        """Return the version's open files, opened if need be; None if they are absent or broken. Errors: OSError."""
         try:
             return self._open.find(version, self._opened)
         except FileNotFoundError:
@@ -283,11 +278,9 @@ class BlockCache:
 
     @contextlib.contextmanager
     def _reserved(self, size_bytes: int) -> Iterator[None]:
-        """Count `size_bytes` as taken, evicting where needed. CacheFullError, OSError.
-
-        They are not taken when the disk fails meanwhile, so that the count never outgrows the disk. What a failing
-        write left of whole blocks counts again from the next eviction on.
-        """
+        """Count `size_bytes` as taken, evicting where needed. Errors: CacheFullError when there is no room, OSError.
+        When the `with` body raises OSError they are given back, so that the count never outgrows the disk. The whole
+        blocks that a failed write left are counted again by the next eviction."""
         if size_bytes > self._space.limit_bytes:
             raise CacheFullError("it is larger than the cache")
         if not self._space.reserve(size_bytes):
@@ -301,7 +294,7 @@ class BlockCache:
             raise
 
     def _create(self, version: ObjectVersion) -> BlockFile:
-        """The entry, with new files unless another process was quicker. OSError, CacheCorrupt."""
+        """Open the version's files, made here unless another process has made them. Errors: OSError, CacheCorrupt."""
         self._open.drop(version)
         place = self._place(version)
         with self._reserved(page_rounded(place.sidecar_bytes)):
@@ -326,12 +319,12 @@ class BlockCache:
         return b"".join(parts)
 
     def _names(self, version: ObjectVersion, first: int, last: int) -> list[bytes]:
-        """Of the blocks [first, last) of a small version."""
+        """Return the names of the blocks [first, last) of a small version."""
         label = self._label(version)
         return [b"%b%d" % (label, index) for index in range(first, last)]
 
     def _blocks(self, version: ObjectVersion, offset: int, body: Body) -> Iterator[tuple[bytes, Body]]:
-        """The blocks of a small version that lie wholly in `body`, which is at `offset`, by their names."""
+        """Yield (name, bytes) of the blocks of a small version that lie wholly in `body`, which begins at `offset`."""
         first, last = whole_blocks(offset, offset + len(body), version.size)
         view = memoryview(body)[first * BLOCK_BYTES - offset :]
         for name, at in zip(self._names(version, first, last), range(0, len(view), BLOCK_BYTES), strict=False):
@@ -348,7 +341,7 @@ class BlockCache:
 
 
 def _boot_id() -> bytes:
-    """This boot of the machine, 16 bytes; b"" where the kernel has no such thing (macOS): checksums do it there."""
+    """Return the id of this boot of the machine, 16 bytes; b"" (macOS): no seals then, each block is checked."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip().replace("-", ""))
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""How full the cache directory is, for all processes that share it, and what goes when it is full.
+"""Counts how full the cache directory is, for all processes that share it, and evicts files when it is full.
 
-The file `usage` holds the bytes taken, as reserved by all processes; its flock(2) is also what excludes creators and
-evictors of cache files from each other (short: a few system calls; never waited for longer than LOCK_WAIT_S).
-Reservations come before writes, so the figure is too high rather than too low, and each eviction counts afresh (to
-within what is being written meanwhile). Knows files by their stem, nothing of what they hold. Safe for threads and
-processes; raises OSError.
+The file `usage` holds the bytes that all processes have reserved. Its flock(2) also excludes creators and evictors of
+cache files from each other; it is held for a few system calls, and never waited for longer than LOCK_WAIT_S. A
+reservation comes before its write, so the count is too high rather than too low; each eviction counts the files afresh
+(except what is written at the same time). Files are known by their stem (the name without suffix), not by content.
+Safe for threads and processes. Each call may raise OSError, also as CacheBusyError when the lock is not free in time.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from typing import NamedTuple
 from datastore import cacheusage
 
 LOCK_WAIT_S = 2.0
-"""Longer than any holder needs, even on a busy machine; without the lock something is just not cached."""
+"""Longer than any holder needs the lock, even on a busy machine; a caller that doesn't get it caches nothing."""
 DROP_WAIT_S = 0.1
-"""What the loop may wait, which finds a broken file now and then."""
+"""How long remove() waits for the lock; short, as the event loop calls it when it finds a broken file."""
 _LOCK_POLL_S = 0.001
 _COUNT = cacheusage.COUNT
 KEEP_FREE_BYTES = 1 << 30
-"""Left on the disk for everything else, the bytes among it that are not uploaded yet; of a small disk a fiftieth."""
+"""The bytes of the disk that stay free for all else, such as staging files; at most a fiftieth of the disk."""
 _KEEP_FREE_SHARE = 50
 _LOW_WATER = (7, 8)
-"""Eviction goes down to 7/8 of the limit, so that a scan of the directory pays for many writes."""
+"""Eviction goes down to 7/8 of the limit, so that one scan of the directory makes room for many writes."""
 GET_FLAGS, SET_FLAGS = 0x80086601, 0x40086602
 """FS_IOC_GETFLAGS and FS_IOC_SETFLAGS of a 64-bit machine, ioctl_iflags(2)."""
 UNRELATED = 0x20000
 """FS_TOPDIR_FL: the subdirectories have nothing to do with each other."""
 FLAGS = struct.Struct("=i4x")
-"""The kernel moves an int, whatever the numbers above say."""
+"""The argument of both: the kernel copies an int, although their numbers encode the size of a long."""
 
 
 class CacheBusyError(OSError):
-    """Another process holds the lock of the cache directory too long."""
+    """Another thread or process has held the lock of the cache directory for too long."""
 
 
 class CacheFullError(OSError):
-    """What is to be kept finds no room."""
+    """The cache has no room for what is to be kept."""
 
 
 class _Stored(NamedTuple):
-    """One file; of a stem's the sidecar is the first in order, whose mtime says when the version was used."""
+    """One file. The first of a stem in sort order (the sidecar, if any) has the time of the last use as its mtime."""
 
     path: str
     size_bytes: int
@@ -59,7 +59,7 @@ class _Stored(NamedTuple):
 
 
 class CacheSpace:
-    """INVARIANT: what reserve() granted and eviction did not find gone is counted in `usage`."""
+    """INVARIANT: `usage` counts all bytes that reserve() granted, until an eviction finds them gone."""
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         """limit_bytes: the most that all files together may take; it may be changed at any time."""
@@ -67,14 +67,14 @@ class CacheSpace:
         self.limit_bytes = limit_bytes
         self._threads = threading.Lock()
         self.packs = directory / "objects" / "packs"
-        """The directory of files that many small versions share."""
+        """The directory of the packs, files that many small versions share."""
 
     def place(self, stem: str) -> str:
-        """The path of a stem's files, without suffix; spread over 256 directories."""
+        """Return the path of a stem's files, without suffix; the files are spread over 256 directories."""
         return f"{self._directory}/objects/{stem[:2]}/{stem}"
 
     def make_directory(self, path: str) -> None:
-        """Make the directory that a file of this path is to be in; idempotent. OSError."""
+        """Make the directory for a file of this path; idempotent. Errors: OSError."""
         directory = Path(path).parent
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -85,18 +85,18 @@ class CacheSpace:
             directory.mkdir(mode=0o700, exist_ok=True)
 
     def used_bytes(self) -> int:
-        """Bytes taken or reserved."""
+        """Return the bytes that are taken or reserved. Errors: OSError."""
         with self.exclusive() as fd:
             return self._load(fd)
 
     def room_bytes(self, used_bytes: int) -> int:
-        """The most that all files may take now: the limit, or less where the disk has little left. OSError."""
+        """Return the most that all files may take now: the limit, or less on an almost full disk. Errors: OSError."""
         disk = os.statvfs(self._directory)
         spare = min(KEEP_FREE_BYTES, disk.f_blocks * disk.f_frsize // _KEEP_FREE_SHARE)
         return min(self.limit_bytes, used_bytes + disk.f_bavail * disk.f_frsize - spare)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Count `size_bytes` as taken; False when there is no room. CacheBusyError, OSError."""
+        """Count `size_bytes` as taken (negative: as free); False when there is no room. Errors: OSError."""
         with self.exclusive() as fd:
             used = self._load(fd)
             if size_bytes > 0 and used + size_bytes > self.room_bytes(used):
@@ -105,12 +105,13 @@ class CacheSpace:
             return True
 
     def recount(self) -> None:
-        """Count the files anew: threads whose writes failed while others evicted leave the count wrong. OSError."""
+        """Count the files anew; the count becomes wrong when writes fail while other threads evict. Errors: OSError."""
         with self.exclusive() as fd:
             os.pwrite(fd, _COUNT.pack(_size(self._scan())), 0)
 
     def evict(self, wanted_bytes: int) -> int:
-        """Unlink what was used longest ago until `wanted_bytes` fit; bytes freed, 0 while another process is at it."""
+        """Unlink the files used longest ago until `wanted_bytes` fit; return the bytes freed, 0 while another thread or
+        process evicts. Errors: OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self._directory / "evicting", "ab") as turn:
             try:
@@ -121,10 +122,8 @@ class CacheSpace:
 
     @contextlib.contextmanager
     def exclusive(self, wait_s: float | None = None) -> Iterator[int]:
-        """Exclude other creators and evictors; gives the descriptor of `usage`.
-
-        CacheBusyError after wait_s (None: LOCK_WAIT_S) for the other threads, and as much for the other processes.
-        """
+        """Exclude other creators and evictors while the `with` block runs; yield the descriptor of `usage`.
+        Errors: CacheBusyError after wait_s (None: LOCK_WAIT_S) for other threads, and as much for other processes."""
         wait_s = LOCK_WAIT_S if wait_s is None else wait_s
         if not self._threads.acquire(timeout=wait_s):
             raise CacheBusyError("the cache directory is busy")
@@ -139,7 +138,7 @@ class CacheSpace:
             self._threads.release()
 
     def remove(self, place: str) -> None:
-        """Unlink the files of a stem; idempotent. They stay counted until the next eviction."""
+        """Unlink the files of path `place`, which has no suffix; idempotent. They count until the next eviction."""
         with self.exclusive(DROP_WAIT_S):
             for suffix in (".blocks", ".data", ".draft"):
                 with contextlib.suppress(FileNotFoundError):
@@ -156,15 +155,15 @@ class CacheSpace:
             if held - freed <= aim:
                 break
             with self.exclusive():
-                for file in files:  # the sidecar first: whoever finds one that is still linked has the data of it
+                for file in files:  # the sidecar first: a reader whose sidecar is still linked has the data that fits
                     Path(file.path).unlink(missing_ok=True)
             freed += _size([files])
-        with self.exclusive() as fd:  # what was reserved meanwhile may be counted twice: too high, never too low
+        with self.exclusive() as fd:  # bytes reserved since the scan may count twice: too high, never too low
             os.pwrite(fd, _COUNT.pack(held - freed + max(0, self._load(fd) - before)), 0)
         return freed
 
     def _scan(self) -> list[list[_Stored]]:
-        """The files of each stem."""
+        """Return a list of files for each stem."""
         found: defaultdict[str, list[_Stored]] = defaultdict(list)
         with contextlib.suppress(FileNotFoundError):
             for folder in os.scandir(self._directory / "objects"):
@@ -192,7 +191,7 @@ class CacheSpace:
         raise CacheBusyError("the cache directory is busy")
 
     def _load(self, fd: int) -> int:
-        """The figure; counted from the files when it was lost. Call inside exclusive()."""
+        """Return the count in `usage`; if it is lost, count the files. Call inside exclusive()."""
         noted = cacheusage.parsed(os.pread(fd, _COUNT.size, 0))
         if noted is not None:
             return noted
@@ -206,12 +205,12 @@ def _size(stored: list[list[_Stored]]) -> int:
 
 
 def scatter(directory: Path) -> None:
-    """Spread the subdirectories that are made from now on; nothing happens where the disk's file system can't.
+    """Spread the subdirectories that are made from now on over the disk, if its file system can do that.
 
-    ext4 makes a file in the block group of its directory, and a directory beside the one above. It gives no inode away
-    again for some minutes after a removal, so in a group where thousands of files were removed (a full cache evicts all
-    the time) it looks at all of those for each file that is made: 0.35 to 0.55 ms of processor time, and 0.07 where the
-    directories are spread (measured, Linux 6.18).
+    ext4 makes a file in the block group of its directory, and a directory near its parent. It does not reuse an inode
+    for some minutes after the removal of its file. So in a group where thousands of files were removed (a full cache
+    evicts all the time) it checks all their inodes for each new file: 0.35 to 0.55 ms of processor time, but 0.07 ms
+    where the directories are spread (measured, Linux 6.18).
     Source: ext4_new_inode, recently_deleted and find_group_orlov in Linux; the attribute T of chattr(1).
     """
     if sys.platform != "linux":

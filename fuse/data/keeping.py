@@ -1,4 +1,4 @@
-"""What has been fetched on its way to the disk cache, after its readers have it."""
+"""Writes fetched pieces to the disk cache, after their readers have got them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ from .blockfile import whole_blocks
 from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
-"""Of pieces that wait; beyond, each goes to a lane of its own, and who fetches many fetches no more."""
+"""The bytes of waiting pieces at which is_full is true: a further piece is written at once, by a pool thread (lane) of
+its own, and Reader.bring_many() stops."""
 _BATCH_BYTES = 4 << 20
-"""Of pieces that are worth waking a thread, though others follow."""
+"""The bytes of waiting pieces for which a thread is woken although more pieces follow."""
 
 
 class Keeping:
-    """On the loop, but for now(): as long as something waits, one task has lanes write it."""
+    """For the event loop's thread, except now(). While pieces wait, one task has pool threads write them."""
 
     def __init__(self, cache: BlockCache, loop: Loop) -> None:
         self._cache = cache
         self._loop = loop
         self._waiting: list[Piece] = []
         self._bytes = 0
-        """Of what waits, and of what the task has in a lane."""
+        """The bytes of the pieces that wait, and of those that the task is having written."""
         self._writing: Task[None] | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is so far behind that nothing more is to be fetched ahead of it."""
+        """Whether the disk is so far behind that only what a reader waits for should be fetched."""
         return self._bytes >= _LATER_BYTES
 
     def now(self, piece: Piece, body: Body) -> None:
-        """Write it by this thread, a lane, which has just received it."""
+        """Write a piece in this thread, a pool thread, which has just received its body."""
         if _is_whole(piece) and self._cache.write(piece.version, piece.start, body):
             self._loop.soon(piece.set_kept)
 
     def later(self, piece: Piece, *, more: bool = False) -> None:
-        """Have one that has arrived written, by one lane for all that come together.
-
-        The disk cache takes whole blocks only: a first random read is not for it.
-        more: others follow, and flush() after them: to wake a thread for each costs as much as to write it. Who says so
-        looks at is_full before he fetches the next.
-        """
+        """Have a piece that has arrived written, together with others that arrive at about the same time.
+        The cache takes only whole blocks, so the part of a block that a first random read fetches is not written.
+        more: other pieces follow, and then flush(), because to wake a thread for each costs as much as to write it; the
+        caller has to check is_full before it fetches the next."""
         if not _is_whole(piece):
             return
         if not more and self.is_full:
@@ -53,12 +52,12 @@ class Keeping:
             self.flush()
 
     def flush(self) -> None:
-        """Have all that waits written."""
+        """Have all waiting pieces written."""
         if self._waiting and self._writing is None:
             self._writing = self._loop.background(self._write_all())
 
     async def caught_up(self) -> None:
-        """Wait until the disk has all that waits for it."""
+        """Wait until no piece waits to be written."""
         self.flush()
         if self._writing is not None:
             await self._writing
@@ -79,7 +78,7 @@ class Keeping:
             piece.set_kept()
 
     def _kept_of(self, batch: list[Piece]) -> list[Piece]:
-        """By a lane: write them, the small ones all together; those that are kept now."""
+        """Write the pieces, those of small versions all together; return those that are kept now. For a pool thread."""
         kept, small, bodies = list[Piece](), list[Piece](), list[tuple[ObjectVersion, int, Body]]()
         for piece in batch:
             written = piece.version, piece.start, piece.result()

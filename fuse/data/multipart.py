@@ -1,4 +1,4 @@
-"""How a changed file becomes an object: one PUT, or parts of which the unchanged are copied on the server. Pure."""
+"""Plans the upload of a changed file: one PUT, or parts, of which the server copies the unchanged ones. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from .extents import Extents
 
 MIB = 1 << 20
 OBJECT_MAX = 5 << 40
-"""What every S3 server takes; some take more."""
+"""The largest object that every S3 server accepts, in bytes; some accept more."""
 PARTS_MAX = 10_000
 SINGLE_MAX = 8 * MIB
-"""Up to here one PUT is quicker than three calls, and 32 at a time stay within 256 MiB of memory."""
+"""The largest file that is sent by one PUT, in bytes: up to here that is quicker than the three calls of a multipart
+upload, and the files that vfs/upload/delivery.py sends at once (8) take at most 64 MiB of memory."""
 PART_SIZE = 8 * MIB
 COPY_MAX = 256 * MIB
-"""Longest part that is copied in one call: longer ones answer late and can't be shared out (S3 allows 5 GiB)."""
+"""The longest part that is copied in one call, in bytes: the answer to a longer copy comes late, and parallel calls
+can't share its work (S3 allows 5 GiB)."""
 
 
 class Part(NamedTuple):
-    """One part: bytes of the file, or the same range of the base object."""
+    """One part of a multipart upload: a range of the file, or (copied) the same range of the base object."""
 
     number: PartNumber
     byte_range: ByteRange
@@ -29,11 +31,11 @@ class Part(NamedTuple):
 
 
 _TIER = 1000
-"""Parts of one size while the file's end is not known; then the size doubles."""
+"""How many parts in a row have the same size while the file's final size is not known; then the size doubles."""
 
 
 def scheduled(number: int) -> Part:
-    """Part `number` of a file of which the end is not known: 10,000 of them reach 7.8 TiB."""
+    """Return part `number` of a file whose final size is not known; 10,000 parts reach 7.8 TiB."""
     tier, index = divmod(number - 1, _TIER)
     step = PART_SIZE << tier
     start = PART_SIZE * _TIER * ((1 << tier) - 1) + index * step
@@ -41,7 +43,7 @@ def scheduled(number: int) -> Part:
 
 
 def scheduled_parts(size: int) -> Iterator[Part]:
-    """The parts of `size` bytes that were sent by that schedule."""
+    """Yield the parts of a file of `size` bytes as scheduled() cuts them; the last part ends with the file."""
     for part in map(scheduled, count(1)):
         start, stop = part.byte_range
         if start >= size:
@@ -50,16 +52,13 @@ def scheduled_parts(size: int) -> Iterator[Part]:
 
 
 def part_size(size: int) -> int:
-    """Bytes of a part so that `size` bytes need at most PARTS_MAX parts, in whole MiB."""
+    """Return the bytes of a part, in whole MiB, with which `size` bytes need at most PARTS_MAX parts."""
     least = -(-size // PARTS_MAX)
     return max(PART_SIZE, -(-least // MIB) * MIB)
 
 
 def plan_upload(size: int, base_size: int, dirty: Extents) -> tuple[Part, ...]:
-    """The parts of `size` bytes, the first base_size of which come from the base object but for `dirty`.
-
-    None: one PUT of the whole.
-    """
+    """Return the parts of a file whose first base_size bytes are the base object's, except `dirty`; () for one PUT."""
     if size <= SINGLE_MAX:
         return ()
     step = part_size(size)

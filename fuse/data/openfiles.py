@@ -1,4 +1,4 @@
-"""Files of the cache directory that stay open while they are used."""
+"""Keeps the files of the cache directory open that were used last."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 TOUCH_S = 30.0
-"""How often a file in use says so on disk, and how often it is looked for those that others evicted."""
+"""The seconds between two updates of the mtime of a file in use, and between two searches for evicted files."""
 
 
 class OpenFile:
-    """Closed with its last user, also once it is evicted."""
+    """An open file; its descriptor is closed with the last reference, even if the file was evicted before."""
 
     __slots__ = ("fd", "touched_s")
 
     def __init__(self, fd: int, touched_s: float = float("-inf")) -> None:
-        """touched_s: when it last said on disk that it is in use; fd: becomes its own."""
+        """fd: owned by this object from now on. touched_s: monotonic seconds of the last update of the file's mtime."""
         self.fd = fd
         self.touched_s = touched_s
 
@@ -28,7 +28,7 @@ class OpenFile:
 
     @property
     def unlinked(self) -> bool:
-        """Whether somebody evicted it: what is written now is lost, what is read is still right."""
+        """Whether the file was evicted: what is written to it from now on is lost, what is read is still right."""
         return os.fstat(self.fd).st_nlink == 0
 
 
@@ -37,7 +37,7 @@ File = TypeVar("File", bound=OpenFile)
 
 
 class OpenFiles(Generic[Name, File]):
-    """The files that were used last, `most` of them. Safe for threads; none is closed while one waits for the lock."""
+    """The `most` files that were used last. Safe for threads; no file is closed while the lock is held."""
 
     def __init__(self, most: int, monotonic: Callable[[], float]) -> None:
         self._most = most
@@ -47,7 +47,8 @@ class OpenFiles(Generic[Name, File]):
         self._tidy_due_s = monotonic() + TOUCH_S
 
     def find(self, name: Name, opened: Callable[[Name], File]) -> File:
-        """The file, which says on disk now and then that it is in use. What `opened` raises; OSError."""
+        """Return the file, opened by `opened` if need be, and set its mtime every TOUCH_S to tell evictors of its use.
+        Errors: OSError, and what `opened` raises."""
         now_s = self._monotonic()
         if now_s >= self._tidy_due_s:
             self.tidy()
@@ -63,7 +64,7 @@ class OpenFiles(Generic[Name, File]):
         return file
 
     def keep(self, name: Name, file: File) -> File:
-        """It was just opened; the one that another thread was quicker to open."""
+        """Add a file that was just opened; return it, or the file that another thread added under this name before."""
         with self._lock:
             kept = self._files.setdefault(name, file)
             surplus = [self._files.popitem(last=False) for _ in range(len(self._files) - self._most)]
@@ -71,13 +72,13 @@ class OpenFiles(Generic[Name, File]):
         return kept
 
     def drop(self, name: Name) -> None:
-        """Let go of one; idempotent."""
+        """Remove a file from the table; idempotent."""
         with self._lock:
             file = self._files.pop(name, None)
         del file
 
     def tidy(self) -> None:
-        """Let go of what others evicted, so that the disk gets it back; find() does so every TOUCH_S."""
+        """Drop the files that were evicted, which frees their disk space; find() calls this every TOUCH_S."""
         self._tidy_due_s = self._monotonic() + TOUCH_S
         with self._lock:
             evicted = [name for name, file in self._files.items() if file.unlinked]
@@ -85,7 +86,7 @@ class OpenFiles(Generic[Name, File]):
             self.drop(name)
 
     def close(self) -> None:
-        """Let go of all; idempotent, it stays usable."""
+        """Drop all files; idempotent. The table stays usable."""
         with self._lock:
             files, self._files = self._files, OrderedDict()
         del files

@@ -1,10 +1,11 @@
-"""Small versions on the disk: many of them in one file, because a file of its own costs more than its bytes.
+"""Small versions on the disk: many share one file, a pack, because a file for each would cost more than its bytes.
 
-A pack is a file of groups, each written by one system call: a head, a row for each version, then the bodies. Only the
-process that made a pack appends to it; evictors unlink whole packs. What lies where is remembered in memory, 20 bytes
-for a version; learn() finds out what earlier processes and others have kept. A body is believed when its CRC-32, begun
-with the version's name, is the one in its row, so whatever a power failure, a hand or a dying process left is not held.
-Shell. Safe for threads; who appends or learns may wait for the disk, who reads waits for one pread(2).
+A pack consists of groups, each written by one system call: a head, a row for each body, then the bodies. (A body is a
+block of a version; blockcache.py names them.) Only the process that made a pack appends to it; evictors unlink whole
+packs. An index in memory says where each body lies, in 20 bytes; learn() reads what earlier and other processes have
+kept. A body is valid only if its CRC-32, which begins with its name, is that of its row, so anything damaged by a power
+failure, by hand or by a dying process counts as not held.
+Does I/O. Safe for threads. Appending and learning may wait for the disk; reading waits for one pread(2).
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from .cachespace import CacheSpace
 from .openfiles import TOUCH_S, OpenFile, OpenFiles
 
 OPEN_PACKS = 64
-"""Kept open to be read."""
+"""How many packs are kept open."""
 _GROUP_ROWS = 500
-"""The most of one group: pwritev(2) takes 1,024 buffers."""
+"""The most rows of one group; a group is written by one pwritev(2), which takes at most 1,024 buffers."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAGIC = b"DSPACK01"
 _HEAD = struct.Struct("<8sII")
-"""Magic, number of rows, CRC-32 of the rows."""
+"""The head of a group: magic, number of rows, CRC-32 of the rows."""
 _ROW = struct.Struct("<8sII")
-"""Fingerprint, bytes, CRC-32 of name and body. The bodies follow in the order of their rows."""
+"""A row: fingerprint, size of the body, CRC-32 of name and body. The bodies follow in the order of their rows."""
 _ENTRY = struct.Struct("<8sIII")
-"""What is remembered of a version: fingerprint, number of its pack, offset of its body there, CRC-32."""
+"""An entry of the index in memory: fingerprint, number of the pack, offset of the body there, CRC-32."""
 _NUMBER = struct.Struct(">I")
-"""Of a pack; in hexadecimal its name."""
+"""The number of a pack; its file is named by these bytes in hexadecimal."""
 _NONE = bytearray()
 _SHARD_BYTES = 64 * _ENTRY.size
-"""The most that is remembered of those that begin with the same two bytes: 4 million in all, 84 MB."""
+"""The bytes of the largest shard (entries whose fingerprints begin with the same 2 bytes): 4 million in all, 84 MB."""
 
 
 class Small(NamedTuple):
@@ -60,27 +61,27 @@ class _Group(NamedTuple):
 
 
 class Packs:
-    """The packs of one cache directory, by number. A body is told by its name, any bytes that no other one has."""
+    """The packs of one cache directory, by number. A body is found by its name, which may be any unique bytes."""
 
     def __init__(self, space: CacheSpace, monotonic: Callable[[], float]) -> None:
-        """Touches no disk."""
+        """This does no I/O."""
         self._space = space
         self._monotonic = monotonic
         self.appending = threading.Lock()
-        """For who adds packs or makes them longer; taken before _lock."""
+        """Held by a caller that adds a pack or appends to one, and while learn() runs; taken before _lock."""
         self._lock = threading.Lock()
-        """For what is remembered."""
+        """Guards the index."""
         self._shards: dict[bytes, bytearray] = {}
-        """_ENTRYs by the first two bytes of their fingerprints; the oldest is the first."""
+        """The index: _ENTRYs by the first two bytes of their fingerprints, in each shard the oldest first."""
         self._ends: dict[int, int] = {}
-        """The packs that are known; how many of their bytes are."""
+        """For each known pack, up to which offset its groups are in the index."""
         self.files: OpenFiles[int, OpenFile] = OpenFiles(OPEN_PACKS, monotonic)
         self._own = -1
-        """The pack that is appended to; -1: none."""
+        """The number of the pack that this process appends to; -1: none."""
         self._learn_due_s = float("-inf")
 
     def read(self, name: bytes, size: int) -> bytes | None:
-        """The whole body of `size` bytes; None: not held, or not to be had."""
+        """Return the whole body of `size` bytes; None if it is not held or can't be read."""
         fingerprint = _fingerprint(name)
         found = self._find(fingerprint)
         if found is None:
@@ -96,11 +97,11 @@ class Packs:
         return body
 
     def holds(self, name: bytes) -> bool:
-        """Whether it is recorded as held (its checksum may still turn out wrong)."""
+        """Whether the body of this name is recorded as held (its checksum may still turn out wrong)."""
         return self._find(_fingerprint(name)) is not None
 
     def absent(self, bodies: Iterable[tuple[bytes, Body]]) -> list[Small]:
-        """Those of these names and bodies that are not held, or no longer for others."""
+        """Return those of the (name, body) that are not held, or only by an evicted pack that is still open here."""
         absent = []
         for name, body in bodies:
             fingerprint = _fingerprint(name)
@@ -110,16 +111,14 @@ class Packs:
         return absent
 
     def growth(self, smalls: Sequence[Small], pack_bytes: int) -> int:
-        """How many more bytes of disk append() will take. Call with `appending` held until then."""
+        """How many more bytes of disk append() will take. The caller holds `appending` from here to append()."""
         end = self._ends.get(self._own, 0)
         end = end if end < pack_bytes else 0
         return page_rounded(end + _size_of(smalls)) - page_rounded(end)
 
     def append(self, smalls: Sequence[Small], pack_bytes: int) -> None:
-        """Keep one of in_groups(). pack_bytes: a pack of this size and more is full. OSError: none is kept.
-
-        Call with `appending` held.
-        """
+        """Keep a group made by in_groups(); the caller holds `appending`.
+        pack_bytes: a pack of this size and more is full. Errors: OSError; no body of the group is kept then."""
         rows = b"".join([_ROW.pack(one.fingerprint, len(one.body), one.crc) for one in smalls])
         head = _HEAD.pack(_MAGIC, len(smalls), crc32(rows))
         file, start = self._appendable(pack_bytes)
@@ -132,10 +131,8 @@ class Packs:
         self._remember(self._own, _Group(rows, at, end))
 
     def learn(self, within_s: float, *, when_due: bool = False) -> None:
-        """Find out what is held; the packs that were used last come first, and no new one after `within_s`. OSError.
-
-        when_due: only every TOUCH_S, and sooner where there was no time for all.
-        """
+        """Index what the packs hold, the pack used last first; after `within_s` no further pack is begun.
+        when_due: at most every TOUCH_S, sooner after a call that had no time for all packs. Errors: OSError."""
         if when_due and self._monotonic() < self._learn_due_s:
             return
         self._learn_due_s = self._monotonic() + TOUCH_S
@@ -147,13 +144,13 @@ class Packs:
             for _, number, size in listed:
                 if size > self._ends.get(number, 0):
                     if self._monotonic() >= until_s:
-                        self._learn_due_s = until_s + within_s  # it goes on soon
+                        self._learn_due_s = until_s + within_s  # the rest is read soon
                         return
-                    with contextlib.suppress(OSError):  # of this one nothing more is known
+                    with contextlib.suppress(OSError):  # the rest of this pack stays unknown
                         self._walk(number, size)
 
     def _appendable(self, pack_bytes: int) -> tuple[OpenFile, int]:
-        """Our pack, if it has room, else a new one; open. And where it ends."""
+        """Return this process's pack, open, and where it ends; a new pack, if the present one is full or evicted."""
         end = self._ends.get(self._own, pack_bytes)
         file = self._opened(self._own) if end < pack_bytes else None
         if file is not None and not file.unlinked:
@@ -166,7 +163,7 @@ class Packs:
         return self.files.keep(self._own, OpenFile(fd, self._monotonic())), 0
 
     def _give_up(self, file: OpenFile, end: int) -> None:
-        """A group could not be written: nothing of it stays, and nothing follows it."""
+        """After a group could not be written: cut the pack back to `end`, and append nothing to it any more."""
         own, self._own = self._own, -1
         with contextlib.suppress(OSError):
             os.ftruncate(file.fd, end)
@@ -179,7 +176,7 @@ class Packs:
         return f"{self._space.packs}/{_NUMBER.pack(number).hex()}.pack"
 
     def _listed(self) -> list[tuple[int, int, int]]:
-        """(mtime, number, size) of each pack, the latest first."""
+        """Return (mtime, number, size) of each pack, the latest mtime first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self._space.packs):
@@ -190,7 +187,7 @@ class Packs:
         return sorted(found, reverse=True)
 
     def _walk(self, number: int, size: int) -> None:
-        """Remember what the whole groups up to `size` hold, where nothing newer is in their place. OSError."""
+        """Index the complete groups of a pack up to offset `size`; newer entries of a name stay. Errors: OSError."""
         fd = os.open(self._path(number), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             while group := _group_at(fd, self._ends.get(number, 0), size):
@@ -199,7 +196,7 @@ class Packs:
             os.close(fd)
 
     def _remember(self, pack: int, group: _Group, *, older: bool = False) -> None:
-        """A group that follows what is known of its pack. older: than all that is remembered."""
+        """Add to the index the next group of a pack. older: whether all present entries are newer than the group."""
         at = group.at
         with self._lock:
             self._ends[pack] = group.end
@@ -219,7 +216,7 @@ class Packs:
                 shard += entry
 
     def _find(self, fingerprint: bytes) -> tuple[OpenFile, int, int] | None:
-        """The open pack that holds it, the offset there, and the CRC-32 to expect."""
+        """Return the open pack that holds a body, the offset there, and the CRC-32 to expect; None if not held."""
         with self._lock:
             shard, at = self._entry(fingerprint)
             if at < 0:
@@ -227,13 +224,13 @@ class Packs:
             _, number, offset, crc = _ENTRY.unpack_from(shard, at)
         file = self._opened(number)
         if file is None:
-            if number not in self._ends:  # else another time it may be had
+            if number not in self._ends:  # else the pack exists, and may be readable another time
                 self._forget(fingerprint)
             return None
         return file, offset, crc
 
     def _opened(self, number: int) -> OpenFile | None:
-        """The pack; None: evicted, or not to be had."""
+        """Return a pack, opened if need be; None if it was evicted or can't be opened."""
         try:
             return self.files.find(number, self._open_pack) if number in self._ends else None
         except OSError as error:
@@ -245,7 +242,7 @@ class Packs:
         return OpenFile(os.open(self._path(number), _FLAGS))
 
     def _let_go(self, number: int) -> None:
-        """Of an evicted pack; idempotent. Its entries go when they are looked for."""
+        """Forget an evicted pack; idempotent. Its entries are removed when they are looked up."""
         self.files.drop(number)
         self._ends.pop(number, None)
 
@@ -256,7 +253,7 @@ class Packs:
                 del shard[at : at + _ENTRY.size]
 
     def _entry(self, fingerprint: bytes) -> tuple[bytearray, int]:
-        """Its shard, and where it is in there; -1: it isn't. Call with _lock held."""
+        """Return the fingerprint's shard, and the offset of its entry there, -1 for none. The caller holds _lock."""
         shard = self._shards.get(fingerprint[:2], _NONE)
         at = shard.find(fingerprint)
         while at > 0 and at % _ENTRY.size:
@@ -265,7 +262,7 @@ class Packs:
 
 
 def in_groups(smalls: Iterable[Small], pack_bytes: int) -> Iterator[list[Small]]:
-    """What append() takes at once: as many as one system call writes, and no more bytes than a pack shall have."""
+    """Split bodies into groups for append(): at most _GROUP_ROWS bodies, and pack_bytes bytes (or a single body)."""
     group, size = list[Small](), 0
     for one in smalls:
         if len(group) == _GROUP_ROWS or (group and size + len(one.body) > pack_bytes):
@@ -278,7 +275,7 @@ def in_groups(smalls: Iterable[Small], pack_bytes: int) -> Iterator[list[Small]]
 
 
 def _group_at(fd: int, start: int, size: int) -> _Group | None:
-    """The group that begins at `start`; None: there is no whole one before `size`. OSError."""
+    """Return the group that begins at `start`; None if no valid group ends within `size`. Errors: OSError."""
     head = os.pread(fd, _HEAD.size, start)
     if len(head) < _HEAD.size:
         return None
@@ -294,7 +291,7 @@ def _group_at(fd: int, start: int, size: int) -> _Group | None:
 
 
 def _write(fd: int, parts: list[Body], start: int, end: int) -> None:
-    """All of it, from `start` to `end`. OSError."""
+    """Write all parts, from `start` to `end` of the file. Errors: OSError."""
     written = os.pwritev(fd, parts, start)
     if written < end - start:
         write_fully(fd, memoryview(b"".join(parts))[written:], start + written)
@@ -305,5 +302,5 @@ def _fingerprint(name: bytes) -> bytes:
 
 
 def _size_of(smalls: Sequence[Small]) -> int:
-    """Of their group, in bytes."""
+    """The size of a group of these bodies, in bytes."""
     return _HEAD.size + sum([_ROW.size + len(one.body) for one in smalls])

@@ -1,8 +1,9 @@
-"""The ranges of objects that memory holds or that are on their way, each fetched once whoever asks.
+"""The ranges of objects ("pieces") that are in memory or being fetched; all readers of a range share one fetch.
 
-A piece is registered by whoever first wants its range, and has to be fetched from then on: whoever registers it begins
-that at once, and it is finished or failed in the end. All who want it await it. A failed piece is gone from the table
-before its waiters learn of it. Does no I/O. On the loop; what a lane may look at of a piece never changes.
+The caller that first requests a range gets new pieces for it. It begins to fetch them at once, and each is finished or
+failed in the end; every reader of the range awaits the same pieces. A failed piece is taken out of the table before its
+waiters get the error. Does no I/O. For the event loop's thread; a pool thread (lane) reads only a piece's range and
+version, and its bytes once it is done, none of which change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .extents import on_grid
 
 
 class Piece(Future[memoryview]):
-    """One range [start, stop) of a version; `await` it for its bytes, or for what its fetch failed with."""
+    """The range [start, stop) of a version; to `await` it gives its bytes, or raises the error of its fetch."""
 
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
         self.version = version
@@ -27,27 +28,28 @@ class Piece(Future[memoryview]):
         self.kept = False
 
     def set_kept(self) -> None:
-        """The disk cache has it as well."""
+        """Note that the disk cache has the piece too."""
         self.kept = True
 
 
 class PieceTable:
-    """INVARIANT: the pieces of a version are sorted and disjoint.
-    INVARIANT: held_bytes is the sum of the sizes of all its pieces, _settled_bytes of those that have arrived.
-    INVARIANT: after each call, held_bytes exceeds the limit only by unsettled pieces.
+    """All pieces, within a limit of memory. INVARIANT: the pieces of a version are sorted and disjoint.
+
+    INVARIANT: held_bytes is the sum of the sizes of all pieces, _settled_bytes that of the pieces that have arrived.
+    INVARIANT: after each call, held_bytes exceeds the limit only if no piece in the table has arrived.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        """Held and on their way."""
+        """The bytes of all pieces, whether they have arrived or are being fetched."""
         self._settled_bytes = 0
         self._by_version: dict[ObjectVersion, list[Piece]] = {}
         self._settled: OrderedDict[Piece, None] = OrderedDict()
-        """Least recently used first."""
+        """The pieces that have arrived, the least recently used first."""
 
     def find(self, version: ObjectVersion, start: int, stop: int) -> memoryview | bytes | None:
-        """The bytes of [start, stop) when memory has them all; without copying when one piece has them."""
+        """Return the bytes of [start, stop) if all have arrived, else None. A piece that has them all is not copied."""
         pieces, at = self._covering(version, start, stop), start
         for piece in pieces:
             if piece.start > at or not piece.done:
@@ -60,10 +62,8 @@ class PieceTable:
         return cut(pieces, start, stop)
 
     def request(self, version: ObjectVersion, start: int, stop: int, step: int) -> tuple[list[Piece], list[Piece]]:
-        """(pieces that together cover [start, stop), those of them that are new); both ascending.
-
-        Gaps become new pieces, for the caller to fetch, cut at multiples of `step` bytes.
-        """
+        """Return (the pieces that together cover [start, stop), the new ones among them), both ascending.
+        New pieces fill the gaps, cut at multiples of `step` bytes; the caller has to fetch them."""
         pieces, at = self._covering(version, start, stop), start
         gaps = list[tuple[int, int]]()
         for piece in pieces:
@@ -74,7 +74,7 @@ class PieceTable:
         return sorted(pieces + fresh, key=_stop), fresh
 
     def claim(self, version: ObjectVersion) -> Piece | None:
-        """A whole version as a new piece, the caller's to finish; None: some of it is there or on its way."""
+        """Return a new piece of the whole version, which the caller has to fetch; None if any piece of it exists."""
         if version in self._by_version:
             return None
         piece = Piece(version, 0, version.size)
@@ -82,39 +82,39 @@ class PieceTable:
         return piece
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether another `size_bytes` on their way leave half of the memory to what has arrived."""
+        """Whether a fetch of another `size_bytes` would leave half of the memory to pieces that have arrived."""
         return self.held_bytes - self._settled_bytes + size_bytes <= self.half_bytes
 
     def finish(self, piece: Piece, body: Body) -> None:
-        """The piece, which is neither finished nor failed yet, has arrived."""
+        """Give a piece its bytes; it is neither finished nor failed yet."""
         piece.set_result(memoryview(body))
         self._settled[piece] = None
         self._settled_bytes += piece.size
         self._shrink()
 
     def fail(self, piece: Piece, error: BaseException) -> None:
-        """A piece that has not arrived could not be fetched: the next who wants it starts anew."""
+        """Take out a piece that could not be fetched, and give its waiters the error; the next reader fetches again."""
         self._take_out(piece)
         piece.set_error(error)
 
     def passed(self, version: ObjectVersion, start: int, stop: int) -> None:
-        """A reader in sequence has [start, stop) behind it: let go of what the disk cache has as well."""
+        """Drop the pieces of [start, stop) that the disk cache has too, because a sequential reader is past them."""
         for piece in self._covering(version, start, stop):
             if piece.kept and piece.stop <= stop:
                 self._let_go(piece)
 
     def limit(self, limit_bytes: int) -> None:
-        """Another limit from now on."""
+        """Set another limit."""
         self._limit_bytes = limit_bytes
         self._shrink()
 
     @property
     def half_bytes(self) -> int:
-        """Half of the memory."""
+        """Half of the limit."""
         return self._limit_bytes // 2
 
     def _covering(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
-        """The pieces that share a byte with [start, stop), ascending."""
+        """Return the pieces that share a byte with [start, stop), ascending."""
         pieces = self._by_version.get(version)
         if not pieces:
             return []
@@ -138,7 +138,7 @@ class PieceTable:
             self._let_go(next(iter(self._settled)))
 
     def _let_go(self, piece: Piece) -> None:
-        """Take out one that has arrived; whoever has it can still await it."""
+        """Take out a piece that has arrived; a caller that has the piece can still await it."""
         del self._settled[piece]
         self._settled_bytes -= piece.size
         self._take_out(piece)
@@ -152,7 +152,7 @@ class PieceTable:
 
 
 def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
-    """[start, stop) out of settled, adjoining pieces that cover it; not copied when one piece is enough."""
+    """Return the bytes of [start, stop) from arrived, adjoining pieces that cover it; one piece is not copied."""
     parts = [piece.result()[max(start - piece.start, 0) : stop - piece.start] for piece in pieces]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

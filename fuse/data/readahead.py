@@ -1,12 +1,12 @@
-"""What to fetch beside what was asked for, for one open file. Pure: reads in, ranges out; not safe for threads.
+"""Plans the readahead of one open file. Pure: reads in, ranges to fetch out; not safe for threads.
 
-Several readers of one file (threads of a program) are told apart by where they are, and sequential from random ones by
-where each read begins:
- - sequential: near the end of the furthest read (the kernel's own readahead sends requests out of order, so "near" is
-   two request sizes to either side). The window doubles from first_bytes to max_bytes, each time the reader has used
-   half.
- - random: anything else; the window closes. The first read of a block gets only the wanted pages, so that few bytes
-   are waited for; the second one gets whole blocks, which the disk cache can keep.
+Several readers of one file (threads of a program) are told apart by their positions, and sequential reads from random
+reads by where each begins:
+ - sequential: near the end of the reader's furthest read ("near" is two request sizes to either side, because the
+   kernel's own readahead sends requests out of order). The readahead window doubles from first_bytes to max_bytes,
+   each time the reader has used half of it.
+ - random: anything else, without a window. The first read of a block fetches only the wanted pages, so that the reader
+   waits for few bytes; the second read fetches whole blocks, which the disk cache can keep.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .extents import on_grid
 MIB = 1 << 20
 PAGE = 4096
 TOUCHED_MAX = 4096
-"""Blocks remembered: 512 MiB of a file."""
+"""How many partly fetched blocks are remembered: 512 MiB of a file."""
 READERS_MAX = 8
 RUN_READS = 2
-"""Near reads after a jump that make a run: the kernel splits one random read into two requests at times."""
+"""How many near reads after a jump count as sequential; the kernel at times splits a random read into two requests."""
 
 
 class Plan(NamedTuple):
-    """What one read calls for. wanted: covers the read; ahead: worth fetching now, nearest first, may be dropped."""
+    """What to fetch for one read. wanted: covers the read. ahead: optional prefetches, the nearest first."""
 
     wanted: ByteRange
     ahead: tuple[ByteRange, ...] = ()
@@ -36,18 +36,18 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSettings:
-    """How reads are turned into requests; sizes in bytes. Those of windows are multiples of a block."""
+    """How reads are turned into requests. Sizes are in bytes; those of windows are multiples of a block."""
 
     fetch_limit: int = 16
-    """Fetches at once that were begun before anybody waited for them; beyond, nothing is read ahead."""
+    """How many prefetches may be under way at once; beyond, nothing is read ahead."""
     whole_bytes: int = 4 << 20
     """Objects up to this size are fetched by one GET without a range."""
     range_bytes: int = 8 * MIB
-    """Largest single range: long enough to amortise a request; its beginning is there long before its end."""
+    """The largest range request: enough to amortise a request; its first bytes are used long before the last arrive."""
     first_bytes: int = 1 * MIB
-    """First window: what the kernel asks for at most in one request."""
+    """The first window: the most that the kernel asks for in one request."""
     max_bytes: int = 64 * MIB
-    """Largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and it is filled up when half of it is used."""
+    """The largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and the window is refilled at half."""
 
 
 USUAL = ReadSettings()
@@ -55,40 +55,38 @@ USUAL = ReadSettings()
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """Where one reader is.
+    """The state of one reader of the file.
 
     INVARIANT: ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
     """
 
     head: int = 0
-    """Where a sequential reader goes on: the end of its furthest read."""
+    """The end of the reader's furthest read, where a sequential reader goes on."""
     ahead_until: int = 0
-    """The end of what was called for."""
+    """The end of the ranges that were planned for this reader."""
     reads: int = RUN_READS
-    """Since the last jump; a reader that begins at the start of the file is taken to go on."""
+    """How many reads have followed the last jump; a reader that begins at the file's start counts as sequential."""
     window_bytes: int = 0
 
 
 class ReadAhead:
-    """The pattern seen so far of one file. INVARIANT: at most READERS_MAX places are followed."""
+    """The read pattern of one open file so far. INVARIANT: at most READERS_MAX readers are followed."""
 
     __slots__ = ("_others", "_settings", "_size", "_touched", "present")
 
     def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
-        """size: of the object, bytes."""
+        """size: the object's, in bytes."""
         self._size = size
         self._settings = settings
         self.present = Run()
-        """The one that the last plan was for."""
+        """The reader that the last plan was for."""
         self._others: list[Run] = []
         self._touched: set[int] = set()
-        """Blocks of which only a part was fetched."""
+        """The blocks of which only a part was fetched."""
 
     def plan(self, offset: int, size: int, share_bytes: int = USUAL.max_bytes) -> Plan:
-        """What to fetch for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0.
-
-        share_bytes: so much of the memory is for one reader's window.
-        """
+        """Plan the fetches for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0.
+        share_bytes: the most that the reader's window may take, but for first_bytes."""
         stop = min(offset + size, self._size)
         reach = 2 * max(size, BLOCK_BYTES)
         if abs(offset - self.present.head) > reach:
@@ -103,11 +101,11 @@ class ReadAhead:
         return self._sequential(self.present, offset, stop, share_bytes)
 
     def retract(self, start: int) -> None:
-        """What was called for ahead from `start` on was not begun: call for it again."""
+        """Forget the last plan's prefetches from `start` on, which were not begun; a later plan has them again."""
         self.present.ahead_until = min(self.present.ahead_until, start)
 
     def _jumped(self, offset: int, stop: int) -> ByteRange:
-        """What to fetch for a read that follows no other."""
+        """Return the range to fetch for a random read."""
         block = offset // BLOCK_BYTES
         if stop - offset > BLOCK_BYTES // 2 or block in self._touched:
             return ByteRange(_down(offset), self._up(stop))
@@ -129,7 +127,7 @@ class ReadAhead:
             most = min(share_bytes, settings.max_bytes)
             run.window_bytes = max(settings.first_bytes, min(2 * run.window_bytes, most))
             run.ahead_until = max(begin, self._up(run.head + run.window_bytes))
-        # On a grid of their own size, at least four of them in a window so that they overlap in time.
+        # On a grid of their size; a window of 4 * first_bytes and more has at least four, so that they overlap in time.
         step = max(settings.first_bytes, min(settings.range_bytes, run.window_bytes // 4))
         return Plan(wanted, tuple(ByteRange(*one) for one in on_grid(max(begin, wanted.stop), run.ahead_until, step)))
 

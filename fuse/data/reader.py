@@ -1,10 +1,9 @@
-"""Reads object versions for file handles: from memory, from the disk cache, else from the store, ahead of the reader.
+"""Reads object versions for file handles: from memory, from the disk cache, else from the store, with readahead.
 
-Shell. On the loop: what is held is answered without waiting for anything. Fetches are shared by all streams
-(pieces.py); each GET carries If-Match, so bytes of two versions never meet. Large bodies are received in lanes. What
-arrives is given to its waiters first and written to the disk cache after. Reading ahead is a favour: it is left out
-when fetch_limit of such fetches run, or half the memory is on its way. Retries are the store's business
-(store/retrying.py).
+Does I/O. For the event loop's thread: bytes that are held are returned without waiting. All streams share the fetches
+(pieces.py); each GET carries If-Match, so that bytes of two versions are never mixed. Pool threads ("lanes") receive
+the large bodies. Bytes that arrive go to their readers first, then to the disk cache. Prefetches are optional: none
+begins while fetch_limit of them are under way, or fetches take half of the memory. store/retrying.py does the retries.
 """
 
 from __future__ import annotations
@@ -29,24 +28,25 @@ from .readahead import USUAL, ReadAhead, ReadSettings, Run
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
-"""So far behind a reader in sequence memory is let go of: others may follow closely, and what came last is not on disk
-yet."""
+"""How far behind a sequential reader its pieces are dropped from memory, in bytes; not at once, because other readers
+may follow closely, and the latest pieces are not on disk yet."""
 _SHARING_MAX = 8
-"""Of more readers in sequence some have stopped, as far as anybody can tell; none gets less than such a share."""
+"""The most sequential readers that share the readahead memory; of more, some have probably stopped reading."""
 _BRING_S = 60.0
-"""So long bring_many() asks for others at most: each call of the store finds anew how many connections are of use."""
+"""The longest that one bring_many() begins new fetches: each call finds out anew how many connections are useful."""
 _LOOP_BYTES = 1 << 20
-"""So many bytes of one GET are received on the loop at most."""
+"""The largest body that is received on the event loop; a pool thread receives a larger one."""
 _PIECE_BYTES = 1 << 20
-"""A range is handed on in pieces of this size as they come: what the kernel asks for at most in one request."""
+"""The size of a large object's pieces, each usable as soon as it has arrived: the most that the kernel asks for in one
+request."""
 
 
 class LeftAlone(TransientStoreError):
-    """Bytes that were to be fetched ahead were not."""
+    """The prefetch of these bytes was dropped; a reader that waits for them fetches them itself."""
 
 
 class Reader:
-    """INVARIANT: a piece of the table has arrived, or a task or bring_many() is about to fetch it or to fail it."""
+    """INVARIANT: each piece in the table has arrived, or a task or bring_many() is about to fetch it or to fail it."""
 
     def __init__(
         self,
@@ -58,34 +58,33 @@ class Reader:
         settings: ReadSettings = USUAL,
         asking: Callable[[], Callable[[ObjectInfo], None]] = lambda: lambda _: None,
     ) -> None:
-        """memory_bytes: what is held or on its way.
-
-        asking: called before an object is fetched, on the loop or in a lane; gives what is told on the loop what the
-        store says of one that was fetched whole.
-        """
+        """memory_bytes: the most for the pieces in memory, including those that are being fetched.
+        asking: called before an object is fetched, on the loop or in a pool thread; the function that it returns is
+        called on the loop with what the store says of the object, if that was fetched whole."""
         self.loop = loop
         self.settings = settings
         self.counts = dict.fromkeys(("hits", "misses", "hitBytes", "missBytes"), 0)
-        """Reads answered at once, and those that waited for the store; bytes asked for. Not the kernel's own."""
+        """How many reads were answered at once and how many waited for the store, and the bytes that they asked for.
+        Reads that the kernel answers by itself are not counted."""
         self._asking = asking
         self._store = store
         self._cache = cache
         self.table = PieceTable(memory_bytes)
         self._ahead = 0
-        """Fetches that were begun before anybody waited for them."""
+        """How many prefetches are under way."""
         self._in_sequence: OrderedDict[Run, ReadStream] = OrderedDict()
-        """Who reads in sequence; who read last is the last."""
+        """The sequential readers; the last one has read last."""
         self._filling = Semaphore(self.settings.fetch_limit)
         self._keeping = Keeping(cache, loop)
 
     def open(self, version: ObjectVersion) -> ReadStream:
-        """A stream for one file handle; fetches nothing yet."""
+        """Return a stream for one file handle; this fetches nothing yet."""
         return ReadStream(self, version)
 
     async def fetch(self, version: ObjectVersion, offset: int, size: int) -> bytes:
-        """The bytes; shorter only at the object's end. Raises as obtain() does."""
+        """Return the bytes; fewer only at the object's end. Errors: as obtain()."""
         stop = min(offset + size, version.size)
-        step = 4 * self.settings.range_bytes  # in flight at once: four ranges
+        step = 4 * self.settings.range_bytes  # four range requests are under way at once
         parts = list[Read]()
         while offset < stop:
             end = min(stop, offset + step)
@@ -100,7 +99,7 @@ class Reader:
         return await self.loop.on_disk(b"".join, parts) if len(parts) > 1 else b"".join(parts)
 
     async def bring(self, version: ObjectVersion) -> None:
-        """Fetch a whole small version, unless it is held. Raises as obtain() does."""
+        """Fetch a whole small version, unless it is held. Errors: as obtain()."""
         if not self._cache.present(version):
             for piece in self._coming(version, 0, version.size):
                 await piece
@@ -108,11 +107,9 @@ class Reader:
     async def bring_many(
         self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]
     ) -> None:
-        """Fetch whole small versions that nobody waits for yet, until there is no other one.
-
-        It ends early now and then, and when the cache's disk is far behind; called again, it first waits for that.
-        arrived: called once for each, also if it did not come: who asks for it then starts anew.
-        """
+        """Fetch the whole small versions that feed() returns, which nobody waits for yet, until feed() returns None.
+        Return early after _BRING_S, and when the cache's disk is far behind; the next call first waits for the disk.
+        arrived: called once for each version, even if its fetch failed; a later reader then fetches it itself."""
         if self._keeping.is_full:
             await self._keeping.caught_up()
         until = self.loop.clock() + _BRING_S
@@ -130,7 +127,7 @@ class Reader:
 
         def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
             piece = claimed.pop(version)
-            if answer is None:  # who waits for it fetches it himself, and is told what is the matter
+            if answer is None:  # a reader that waits for the piece fetches it itself, and gets the error
                 self.table.fail(piece, _left_alone(piece))
             else:
                 self.table.finish(piece, answer[0])
@@ -146,15 +143,13 @@ class Reader:
                 take(version, None)
 
     async def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
-        """Bring the whole version into the disk cache; whether it is all there now (False: no room).
-
-        progress(n): n more bytes are there. StoreError; idempotent.
-        """
+        """Bring the whole version into the disk cache; return whether all is there now (False: no room). Idempotent.
+        progress(n): called when n more bytes are there. Errors: StoreError."""
         step = max(1, version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes)
         left = on_grid(0, version.size, step)
 
         async def fill() -> None:
-            with closing(left):  # who fails, or finds no room, ends the others as well
+            with closing(left):  # ends the other tasks too, when one fails or finds no room
                 for start, stop in left:
                     async with self._filling:
                         there = await self.loop.lane(self._fill, version, start, stop)
@@ -167,39 +162,37 @@ class Reader:
         return await self.loop.on_disk(self._cache.present, version)
 
     def give(self, version: ObjectVersion, body: bytes) -> None:
-        """The bytes of a whole version that we wrote ourselves: held in memory as if they had been read."""
+        """Hold in memory the bytes of a whole version that this mount has written, as if they had been read."""
         piece = self.table.claim(version)
         if piece is not None:
             self.table.finish(piece, body)
 
     def held(self, version: ObjectVersion, start: int, stop: int) -> Read | None:
-        """[start, stop) inside the object, when memory or the disk cache has it. Never waits for the store."""
+        """Return [start, stop) of the object if memory or the disk cache has it, else None; never ask the store."""
         body = self.table.find(version, start, stop)
         return self._cache.read(version, start, stop - start) if body is None else body
 
     @property
     def share_bytes(self) -> int:
-        """The most to read ahead of each who reads in sequence, half the memory in all: what is dropped before it is
-        read must be read from the disk, on the loop."""
+        """The most bytes to read ahead of each sequential reader, half of the memory for all: a piece that is dropped
+        before it is read has to be read from the disk, on the event loop."""
         return self.table.half_bytes // max(1, len(self._in_sequence))
 
     def reads_on(self, stream: ReadStream, run: Run) -> None:
-        """It reads in sequence, until its stream has ended."""
+        """Note that a reader of this stream reads sequentially; it gets a share of the memory until ended()."""
         self._in_sequence[run] = stream
         self._in_sequence.move_to_end(run)
         if len(self._in_sequence) > _SHARING_MAX:
             self._in_sequence.popitem(last=False)
 
     def ended(self, stream: ReadStream) -> None:
-        """It reads no more. Idempotent."""
+        """Note that the stream reads no more. Idempotent."""
         for run in [run for run, reading in self._in_sequence.items() if reading is stream]:
             del self._in_sequence[run]
 
     def start(self, version: ObjectVersion, ranges: Iterable[ByteRange], dropped: Callable[[], bool]) -> int | None:
-        """Begin fetching ranges that nobody waits for; where it stopped for want of room, None when all are begun.
-
-        dropped: whether they have become useless; asked just before each is fetched, perhaps by a lane.
-        """
+        """Begin to prefetch ranges; return the offset at which there was no room for more, None when all are begun.
+        dropped: whether they have become useless; called just before each is fetched, perhaps in a pool thread."""
         for each in ranges:
             if self._cache.holds(version, each.start, each.stop):
                 continue
@@ -212,11 +205,9 @@ class Reader:
         return None
 
     async def obtain(self, version: ObjectVersion, wanted: ByteRange, needed: ByteRange) -> Read:
-        """The bytes `needed`, which are not held; fetches `wanted`, which covers them, where it isn't on its way.
-
-        Raises what the fetch raised, for all who wait for it (the next read tries again): PreconditionFailed and
-        NotFound when the version is gone, CorruptBody when the body is short.
-        """
+        """Return the bytes `needed`, which are not held. Fetch `wanted`, which covers them, unless it is on its way.
+        Errors: those of the fetch, in all its waiters (the next read tries again): PreconditionFailed and NotFound when
+        the version is gone, CorruptBody when the body is too short, other StoreErrors."""
         again = False
         while True:
             try:
@@ -228,29 +219,29 @@ class Reader:
             except LeftAlone:
                 pass
             except TransientStoreError:
-                # It may have been fetched for somebody who came earlier: what is left of this call's budget is its own.
+                # The fetch may have spent the retry budget of an earlier call; this call has a budget of its own.
                 if again or current_call() is None:
                     raise
             again = True
 
     def _coming(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
-        """The pieces that cover [start, stop). Those that were not there are fetched from now on."""
+        """Return the pieces that cover [start, stop); begin to fetch those that are new."""
         pieces, fresh = self.table.request(version, start, stop, self._step(version))
         for run in runs(fresh, self.settings.range_bytes):
             self.loop.spawn(self._fetch(run))
         return pieces
 
     def _step(self, version: ObjectVersion) -> int:
-        """How large pieces are: small objects are one, so that the cache can put them in place in one go."""
+        """The size of new pieces. A small object is a single piece, so that one write puts it into the disk cache."""
         return _PIECE_BYTES if version.size > self.settings.whole_bytes else self.settings.range_bytes
 
     async def _fetch_ahead(self, run: list[Piece], dropped: Callable[[], bool]) -> None:
-        await self.loop.pause()  # what is waited for goes first
+        await self.loop.pause()  # fetches that a reader waits for go first
         await self._fetch(run, dropped)
         self._ahead -= 1
 
     async def _fetch(self, run: list[Piece], dropped: Callable[[], bool] = lambda: False) -> None:
-        """Fetch adjoining pieces that are this task's to fetch, by one GET; each is kept when it has arrived."""
+        """Fetch new, adjoining pieces by one GET; each that arrives is written to the disk cache too."""
         try:
             if len(run) == 1 and run[0].size <= _LOOP_BYTES:
                 body = await self._ask(run, dropped)
@@ -265,7 +256,8 @@ class Reader:
                     self.table.fail(piece, error)
 
     async def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> Body | None:
-        """The body of a single piece. Of several, by a lane, each is handed on as it comes, and then kept."""
+        """Return the body of a single piece. Several are fetched in a pool thread: each is handed to the loop as it
+        arrives, then written to the disk cache; the result is None."""
         if dropped():
             raise _left_alone(run[0])
         version, start, stop = run[0].version, run[0].start, run[-1].stop
@@ -283,11 +275,11 @@ class Reader:
         return None
 
     def _arrived(self, piece: Piece, body: Body) -> None:
-        if not piece.done:  # else its lane was given up
+        if not piece.done:  # else the loop gave the pool thread up, and the piece has failed
             self.table.finish(piece, body)
 
     async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
-        """By one GET, all at once."""
+        """Return [start, stop) by one GET."""
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None else None
         body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
@@ -304,7 +296,7 @@ class Reader:
         return body
 
     def _fill(self, version: ObjectVersion, start: int, stop: int) -> bool:
-        """By a lane: put a range into the cache; whether it is there."""
+        """Put a range into the disk cache; return whether it is there. For a pool thread."""
         cache = self._cache
         return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
 
@@ -314,12 +306,12 @@ def _left_alone(piece: Piece) -> LeftAlone:
 
 
 def _range(version: ObjectVersion, start: int, stop: int) -> ByteRange | None:
-    """What a GET of [start, stop) asks for; None: the whole object."""
+    """Return the range for a GET of [start, stop); None: the whole object, without a range."""
     return None if start == 0 and stop == version.size else ByteRange(start, stop)
 
 
 class ReadStream:
-    """One file handle's reads."""
+    """The reads of one file handle."""
 
     def __init__(self, reader: Reader, version: ObjectVersion) -> None:
         self.version = version
@@ -329,7 +321,7 @@ class ReadStream:
         self._closed = False
 
     async def read(self, offset: int, size: int) -> Read:
-        """Up to `size` bytes, shorter only at the object's end: at once when held. Raises as Reader.obtain does."""
+        """Return `size` bytes, fewer only at the object's end; at once if they are held. Errors: as Reader.obtain()."""
         stop = min(offset + size, self.version.size)
         if offset >= stop:
             return b""
@@ -356,9 +348,9 @@ class ReadStream:
         return await self._reader.obtain(self.version, wanted or whole, ByteRange(offset, stop))
 
     def close(self) -> None:
-        """Stop reading ahead: what is not begun yet is dropped, unless it is needed. Idempotent; reads still work."""
+        """Stop the readahead: a prefetch that has not begun yet is dropped. Idempotent; reads still work."""
         self._closed = True
         if self._ahead is not None:
             self._reader.ended(self)
-        else:  # the next one is received into the same memory: fresh pages took a twelfth of its time
+        else:  # so that the next file is received into the same memory: fresh pages took a twelfth of its time
             self._reader.table.passed(self.version, 0, self.version.size)

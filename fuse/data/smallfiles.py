@@ -1,6 +1,6 @@
-"""Small versions that will soon be asked for: a queue, and one task that fetches them, several at once.
+"""Prefetches small versions that will probably be read soon: a queue, and a task that fetches several at once.
 
-Whoever asks for one that still waits fetches it himself. On the loop.
+A reader whose version is still queued fetches it itself. For the event loop's thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .reader import Reader
 
 
 class SmallFileFetcher:
-    """INVARIANT: bytes is the sum of the sizes of what waits or is on its way."""
+    """INVARIANT: bytes is the sum of the sizes of all versions that are queued or being fetched."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -25,7 +25,7 @@ class SmallFileFetcher:
         self.bytes = 0
 
     def add(self, versions: Iterable[ObjectVersion]) -> None:
-        """Fetch these, in this order."""
+        """Queue these versions, to be fetched in this order."""
         for version in versions:
             self._put(version)
         if self._waiting and not self._working:
@@ -33,7 +33,8 @@ class SmallFileFetcher:
             self._reader.loop.background(self._work())
 
     async def awaited(self, key: str) -> bool:
-        """Wait for what is on its way for a key, or fetch what still waits; False when neither, or it failed."""
+        """Wait until a fetch under way for the key ends, well or not, or fetch the version that is queued for it.
+        False when there is neither, or when the fetch of the queued version failed."""
         running = self._running.get(key)
         if running is not None:
             await running
@@ -50,18 +51,19 @@ class SmallFileFetcher:
         return True
 
     async def brought(self, version: ObjectVersion) -> bool:
-        """Fetch this one now, or wait for what is on its way for its key; False when that failed."""
+        """Fetch the version now, or wait for a fetch under way for its key; False if the fetch by this call failed."""
         self._put(version)
         return await self.awaited(version.key)
 
     def _put(self, version: ObjectVersion) -> None:
-        """Among what waits, unless it is on its way."""
+        """Queue a version, unless one of its key is queued or being fetched."""
         if version.key not in self._waiting and version.key not in self._running:
             self._waiting[version.key] = version
             self.bytes += version.size
 
     def _take(self, key: str | None = None) -> ObjectVersion | None:
-        """What waits under a key, or has waited longest, is the caller's now; of no key is ""."""
+        """Move the queued version of a key (None: the first version queued) to those being fetched, and return it for
+        the caller to fetch; None if there is none. ("" stands for an empty queue, because no key is empty.)"""
         version = self._waiting.pop(next(iter(self._waiting), "") if key is None else key, None)
         if version is not None:
             self._running[version.key] = Future()
@@ -71,7 +73,7 @@ class SmallFileFetcher:
         while self._waiting:
             try:
                 await self._reader.bring_many(self._take, self._settle)
-            except Exception:  # nobody asked for these yet: who does starts anew, and is told
+            except Exception:  # no reader waits for these yet; a later reader fetches again, and gets the error
                 self.bytes -= sum(version.size for version in self._waiting.values())
                 self._waiting.clear()
         self._working = False

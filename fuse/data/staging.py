@@ -1,13 +1,14 @@
-"""A file that is being changed: a sparse local copy which holds what was written and, of the rest, what was needed.
+"""The staging file: a sparse local copy of a file that is being changed.
 
-The base is the version that was changed; ranges of it are fetched only where a read, a partly overwritten block or the
-upload needs them. What the file holds is whole blocks of 4 KiB, so that after a crash SEEK_DATA tells what is there.
+It holds what was written, and those ranges of the base (the object version that is changed) that a read, a partly
+overwritten block or the upload needed; only these are fetched. It holds whole blocks of 4 KiB, so that after a crash
+SEEK_DATA tells what is there.
 
 INVARIANT: every byte of [0, size) is in the file (present), comes from the base ([0, base_size) and not present), or
 is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
-The node's lock covers it, but for read_present(). Threads: the loop; sync(), read(), whole() and put() also in a lane,
-which change nothing that the loop looks at.
+The node's lock guards a staging file, except for read_present(). Threads: the event loop's; a pool thread ("lane") may
+call sync(), read(), whole() and put(), which change no attribute that the loop reads.
 """
 
 from __future__ import annotations
@@ -27,64 +28,64 @@ BLOCK = 4096
 
 
 class Stream(Protocol):
-    """A multipart upload of a staging file; vfs/upload/delivery.py."""
+    """A multipart upload of a staging file, as in vfs/upload/delivery.py."""
 
     async def abort(self) -> None:
-        """Drop it."""
+        """Drop the upload."""
         ...
 
 
 class StagedFile:
-    """One staging file; `base` None: nothing comes from the store."""
+    """One staging file. base: None when nothing comes from the store."""
 
     def __init__(self, path: Path | str, base: ObjectVersion | None, since_ns: int) -> None:
         self._path = os.fspath(path)
         self.name = self._path.rpartition("/")[2]
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._named = False
-        """Its name in the directory is on the disk."""
+        """Whether sync() has brought the file's directory entry to the disk."""
         self.base = base
         self.base_size = base.size if base else 0
         self.size = self.base_size
         self.present = Extents()
         self.dirty_ranges = Extents()
         self.streamed = Extents()
-        """What a multipart upload under way has been given, and was not changed since."""
+        """The ranges that a multipart upload under way was given and that were not changed since."""
         self.rewrites = 0
-        """How often something of that was changed."""
+        """How often a range in `streamed` was changed."""
         self.stream: Stream | None = None
         self.stream_at: float = math.inf
-        """The size from which on there may be a part to send while the file is still written."""
+        """The file size from which on a part can perhaps be sent while the file is still written."""
         self.expects: ETag | None = None
-        """The version that the upload must replace, '' for none; None: whatever is there."""
+        """The version that the upload must replace, '' for none; None: it replaces whatever is there."""
         self.stuck = False
-        """Sending it again is no use: what it was made from is gone or was changed. A person decides."""
+        """Whether another upload would be useless, because the base is gone or was changed; a person has to decide."""
         self.due = 0.0
-        """Monotonic seconds at which it is to be sent although nobody waits for that; 0: when it is closed."""
+        """When the write-back sends the file, in monotonic seconds; 0: the file is sent when it is closed."""
         self.times_set = False
-        """Its times are somebody's choice, not that of the last write."""
+        """Whether a caller chose the file's times; else they are those of the last write."""
         self.dirty = False
-        """The store does not have this content, or not these attributes, which the next upload takes along."""
+        """Whether the store lacks this content, or attributes that the next upload takes along."""
         self.appended = True
-        """What changed since the store had it was written at the end."""
+        """Whether each change since this object was made was a write at the end of the file or beyond it."""
         self.grows_since = self.written_at = 0.0
-        """Monotonic seconds of the first and the last write that the store does not have; the file system's clock."""
+        """The times of the first and the last write that the store lacks, in monotonic seconds of the mount's clock."""
         self.published = False
-        """The store has it from an upload before the close: another client may have closed its own since."""
+        """Whether the content was uploaded before the close; another client may have written the object since."""
         self.journaled = False
-        """The journal has a row for it."""
+        """Whether the journal has a row for the file."""
         self.since_ns = since_ns
         self.error = ""
-        """Why the last upload failed, one line."""
+        """Why the last upload failed, in one line."""
         self.attempt: Mapping[str, str] | None = None
-        """Metadata of an upload that may have taken effect although no answer came."""
+        """The metadata of an upload that may have taken effect although no answer came."""
         if self.size:
-            # Never to 0: ext4 would then write the bytes to the disk when the file is closed (auto_da_alloc).
+            # Never to size 0: ext4 would then write the bytes to the disk when the file is closed (auto_da_alloc).
             os.ftruncate(self.fd, self.size)
 
     @classmethod
     def recovered(cls, path: Path, base: ObjectVersion | None, base_size: int, since_ns: int) -> StagedFile:
-        """Take up a file that an earlier process left: all that it holds counts as changed."""
+        """Open a staging file that an earlier process left; all that it holds counts as changed."""
         staged = cls(path, None, since_ns)
         staged.base, staged.size = base, os.fstat(staged.fd).st_size
         staged.base_size = min(base_size, staged.size)
@@ -102,23 +103,22 @@ class StagedFile:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
         return Path(self._path)
 
     def read_present(self, offset: int, size: int) -> bytes | None:
-        """Bytes as read() gives them; None when some must be fetched. Needs no lock: it may be uploading."""
+        """Return bytes as read() does, None when some must be fetched. Needs no lock, also during an upload."""
         if self.fd < 0 or self.missing(offset, min(offset + size, self.size)):
             return None
         return self.read(offset, size)
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Ranges that must be fetched from the base before [start, stop) can be read: what its blocks lack."""
+        """Return the ranges of the base that must be fetched, as whole blocks, before [start, stop) can be read."""
         if start >= min(stop, self.base_size):
             return []
         return self.present.missing(start - start % BLOCK, min(-(-stop // BLOCK) * BLOCK, self.base_size))
 
     def missing_for_write(self, offset: int, length: int) -> list[tuple[int, int]]:
-        """What must be fetched before a write, so that present blocks are whole."""
+        """Return the ranges of the base that must be fetched before a write, so that each present block is whole."""
         stop = offset + length
         gaps = []
         for block in {offset // BLOCK, (stop - 1) // BLOCK}:
@@ -128,30 +128,30 @@ class StagedFile:
         return gaps
 
     def put(self, offset: int, content: bytes) -> None:
-        """Write bytes of the base where nothing is present; `present` is the caller's to tell, on the loop."""
+        """Write bytes of the base where nothing is present; the caller then updates `present`, in the loop's thread."""
         for start, stop in self.present.missing(offset, offset + len(content)):
             write_fully(self.fd, memoryview(content)[start - offset : stop - offset], start)
 
     def fill(self, offset: int, content: bytes) -> None:
-        """Put bytes of the base in; parts that were written meanwhile stay."""
+        """Write bytes of the base into the file; ranges that were written since their fetch began stay as they are."""
         self.put(offset, content)
         self.present.add(offset, offset + len(content))
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes that are present or zero; nothing beyond the end."""
+        """Return bytes, which must all be present or zero; none beyond the end."""
         return os.pread(self.fd, max(0, min(size, self.size - offset)), offset)
 
     def part_for_stream(self, start: int, stop: int) -> FilePart:
-        """A part that is sent while the file may be written: what is changed from now on is noticed. OSError."""
+        """Return a part to send; later writes to the file take their ranges out of `streamed`. Errors: OSError."""
         self.streamed.add(start, stop)
         return FilePart(os.dup(self.fd), start, stop)
 
     def whole(self) -> bytes:
-        """The content; every byte must be present or zero."""
+        """Return the whole content; every byte must be present or zero."""
         return self.read(0, self.size)
 
     def sync(self) -> None:
-        """Bring what was written, and the file's name, to the disk itself: it outlives a power cut. OSError."""
+        """Bring the file's content and name to the disk itself, so that they outlive a power cut. Errors: OSError."""
         os.fdatasync(self.fd)
         if not self._named:
             directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -162,7 +162,7 @@ class StagedFile:
             self._named = True
 
     def write(self, offset: int, content: bytes | memoryview) -> int:
-        """Write; missing_for_write() must be empty. OSError (ENOSPC, EIO) of the local disk."""
+        """Write bytes; missing_for_write() must be empty. Errors: OSError (ENOSPC, EIO) of the local disk."""
         stop = offset + len(content)
         write_fully(self.fd, memoryview(content), offset)
         self.appended &= offset >= self.size
@@ -176,7 +176,7 @@ class StagedFile:
         return len(content)
 
     def truncate(self, size: int) -> None:
-        """Cut or extend by zeros."""
+        """Set the size; new bytes are zero."""
         if size or self.size:
             os.ftruncate(self.fd, size)
         self.base_size = min(self.base_size, size)
@@ -188,13 +188,13 @@ class StagedFile:
         self.dirty = True
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range zero, a few MiB at most (hole punching); missing_for_write() must be empty. The size stays."""
+        """Make a range of a few MiB at most zero (hole punching); keep the size. missing_for_write() must be empty."""
         length = min(length, self.size - offset)
         if length > 0:
             self.write(offset, bytes(length))
 
     def uploaded(self, version: ObjectVersion) -> None:
-        """The store has exactly this content now, as `version`; what is not present can be had from there."""
+        """Note that the store has exactly this content now: `version` is the base of all that is not present."""
         self.moved(version)
         self.base_size = self.size
         self.streamed, self.dirty_ranges = Extents(), Extents()
@@ -203,7 +203,7 @@ class StagedFile:
         self.error, self.attempt = "", None
 
     def moved(self, version: ObjectVersion) -> None:
-        """The base is the same bytes under another key or etag now."""
+        """Note that the base has another key or etag now, with the same bytes."""
         self.base = version
         if self.expects is not None:
             self.expects = version.etag
@@ -214,7 +214,7 @@ class StagedFile:
         return not self.missing(0, self.size)
 
     def close(self, *, remove: bool) -> None:
-        """Close, and remove the file; idempotent."""
+        """Close the file. remove: unlink it too. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,1 +1,1 @@
-"""Our FUSE engine: the kernel protocol on /dev/fuse, without libfuse. Knows `..ops`, nothing of what is served."""
+"""Our FUSE engine: speaks the kernel protocol on /dev/fuse, without libfuse. It knows `..ops`, not what is served."""

@@ -1,14 +1,14 @@
 """The FUSE kernel protocol: numbers and structure layouts of linux/fuse.h, up to minor 7.45.
 
-Pure. Each layout names its structure and fields in order; sizes are the header's own. All integers are little-endian,
-which is native on every machine we support (x86-64, arm64).
+Pure. A comment at each layout names its structure and the fields in order; "= 40" is the size in bytes, as the header
+has it. All integers are little-endian, which is native on every machine we support (x86-64, arm64).
 """
 
 from __future__ import annotations
 
 from struct import Struct
 
-# -- opcodes (enum fuse_opcode); 7 and 19 are none
+# -- opcodes (enum fuse_opcode); 7 and 19 are not in use
 LOOKUP, FORGET, GETATTR, SETATTR, READLINK, SYMLINK = range(1, 7)
 MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, OPEN, READ, WRITE, STATFS, RELEASE = range(8, 19)
 FSYNC, SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR = range(20, 30)
@@ -23,20 +23,20 @@ _NAMES = (
     " RENAME2 LSEEK COPY_FILE_RANGE SETUPMAPPING REMOVEMAPPING SYNCFS TMPFILE STATX"
 )
 NAMES = _NAMES.split()
-"""Of the opcodes, by number."""
+"""The names of the opcodes, indexed by opcode."""
 UNANSWERED = {FORGET, BATCH_FORGET, INTERRUPT, NOTIFY_REPLY}
 OPCODE_LIMIT = 64
-"""One more than any opcode we look up; larger ones are unknown."""
+"""Opcodes from this number on are unknown to us, and the tables that are indexed by opcode end before it."""
 
 
 def opcode_name(opcode: int) -> str:
-    """For people; the number itself when it has no name."""
+    """Return an opcode's name for people to read, or its number if it has no name."""
     return NAMES[opcode] if opcode < len(NAMES) else str(opcode)
 
 
 MAJOR = 7
 MINOR = 45
-MINOR_DROPS_PAGES = 45  # Linux 6.18, where this is tested; some earlier ones do it, too
+MINOR_DROPS_PAGES = 45  # for OpenModes.drops_pages: Linux 6.18, where that was tested; some earlier kernels do it, too
 PAGE_SIZE = 4096
 SECOND_NS = 1_000_000_000
 

@@ -1,12 +1,12 @@
-"""Who calls: whether that program is being ended, and what the kernel asks a second time for the same call.
+"""Finds out whether a calling program is being ended, and which requests the kernel repeats for one call of a program.
 
-The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk those don't disturb a
-call, and few programs expect EINTR from a file; so only a caller that is being ended or asked to end is let go
-(proc(5), signal(7)).
+The kernel sends INTERRUPT for every signal, timers and child exits included. On a local disk such signals don't disturb
+a call, and few programs expect EINTR from a file; so a call gets EINTR only when its program is being killed or asked
+to end (proc(5), signal(7)).
 
-It looks a name up again when it could not be revalidated, and reads a page again when reading ahead failed
-(fuse_dentry_revalidate and filemap_read in Linux). If the second request waited for the store as long as the first one
-did, a call would take twice the time that is promised (S-64).
+The kernel looks a name up again when it could not revalidate the dentry, and reads a page again when reading ahead
+failed (fuse_dentry_revalidate and filemap_read in Linux). If the second request waited for the store as long as the
+first one did, a call would take twice the time that is promised (S-64).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from .dispatch import Header
 ENDING = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 ENDING_MASK = sum(1 << (number - 1) for number in ENDING)
 _WITHIN_S = 1.0
-"""The kernel asks at once; the machine may be busy."""
+"""How many seconds after a failure a repetition may come. The kernel repeats at once, but the machine may be busy."""
 _MAX = 256
 _AGAIN = frozenset({abi.LOOKUP, abi.READ})
 _Key = tuple[int, int, int]
-"""opcode, node id, thread of the caller."""
+"""(opcode, node id, thread id of the caller)."""
 
 
 def is_ended(pid: int, proc: Path = Path("/proc")) -> bool | None:
-    """pid: the thread as the kernel names it, 0 from another pid namespace. None when it can't be told."""
+    """Return whether a signal that ends the program is pending for thread `pid`; None when that can't be told.
+    pid: as the kernel's request names the thread; 0: it is in another pid namespace."""
     if not pid:
         return None
     try:
@@ -44,19 +45,19 @@ def is_ended(pid: int, proc: Path = Path("/proc")) -> bool | None:
 
 
 class FollowUps:
-    """Requests that failed a moment ago. Threads: the loop's."""
+    """The requests that failed a moment ago and that the kernel may repeat. Only the loop's thread may use it."""
 
     def __init__(self) -> None:
         self.remembered: dict[_Key, tuple[float, Call]] = {}
-        """While it is empty each request is a call of its own."""
+        """When each request failed, and its call. While this is empty, each request belongs to a call of its own."""
 
     def call_of(self, header: Header, now: float) -> Call:
-        """The call that a request of this moment belongs to: one whose first request failed just now, or a new one."""
+        """Return the call of a request that came now: one whose first request failed just before, or a new call."""
         failed = self.remembered.pop((header[1], header[3], header[6]), None)
         return failed[1] if failed is not None and now - failed[0] < _WITHIN_S else Call(now)
 
     def failed(self, header: Header, call: Call, error: BaseException, *, first: bool, now: float) -> None:
-        """A request of a call has failed. first: it was the call's first request; a second one has no successor."""
+        """Remember a failed request that the kernel may repeat: only a call's first, as no repetition is repeated."""
         if first and header[1] in _AGAIN and header[6] and isinstance(error, TransientStoreError):
             if len(self.remembered) >= _MAX:
                 self.remembered.clear()

@@ -1,7 +1,7 @@
-"""Mount and unmount: as root with mount(2) and /dev/fuse, as a plain user through fusermount3. No libfuse.
+"""Mounts and unmounts without libfuse: as root with mount(2) and /dev/fuse, as a plain user through fusermount3.
 
-Everything refused raises MountFailed with one line that says what to do. Every subprocess is bounded in time.
-Sources: mount(2), umount2(2), fusermount3(1); the _FUSE_COMMFD hand-over is libfuse's lib/mount.c.
+Every refusal raises MountFailed with one line that says what to do. Every subprocess has a timeout.
+Sources: mount(2), umount2(2), fusermount3(1); libfuse's lib/mount.c for the handing over of the device by _FUSE_COMMFD.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential read
 
 
 def canonical(mountpoint: str) -> str:
-    """The absolute path as mountinfo has it. The last component is not looked at, so that a dead mount can be named."""
+    """Return the absolute path as mountinfo has it. The last component is not accessed: a dead mount may be there."""
     absolute = os.path.abspath(mountpoint)
     return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
 
 
 def check_mountpoint(place: str) -> None:
-    """Errors: MountFailed for a place that is mounted already, no directory, not empty or not ours."""
+    """Errors: MountFailed when something is mounted there, or it is no directory, not empty or not writable for us."""
     there = mountinfo.read().at(canonical(place))
     if there is not None:
         raise MountFailed(f"{place} is already a mount of {there.source} ({there.fstype}); unmount it first")
@@ -60,7 +60,7 @@ def check_mountpoint(place: str) -> None:
 
 
 def is_mounted(mountpoint: str) -> bool:
-    """Whether anything is mounted exactly there."""
+    """Return whether anything is mounted exactly there."""
     return mountinfo.read().at(canonical(mountpoint)) is not None
 
 
@@ -79,11 +79,9 @@ def check_device() -> None:
 
 
 def mount(place: str, name: str, *, read_only: bool = False, allow_other: bool = False) -> int:
-    """Mount, and give the descriptor on which the kernel speaks; closing its last copy ends the mount's connection.
-
-    name: shown as the source. allow_other: other users too, as always with root; the kernel checks modes.
-    Errors: MountFailed.
-    """
+    """Mount, and return the descriptor of the connection to the kernel, which ends when its last copy is closed.
+    name: shown as the mount's source. allow_other: give other users access too, as a mount by root always does; the
+    kernel checks the modes. Errors: MountFailed."""
     check_mountpoint(place)
     check_device()
     if os.geteuid() == 0:
@@ -105,7 +103,7 @@ def _mount_as_root(place: str, name: str, read_only: bool) -> int:
 
 
 def bind(directory: str, mountpoint: str) -> None:
-    """Show what is mounted at `directory` at the mount point too; root only; looks at neither. Errors: MountFailed."""
+    """Bind-mount `directory` at the mount point too, without accessing either; root only. Errors: MountFailed."""
     if _LIBC.mount(os.fsencode(directory), os.fsencode(mountpoint), None, ctypes.c_ulong(MS_BIND), None):
         number = ctypes.get_errno()
         raise MountFailed(f"the kernel refused to bind {directory} to {mountpoint}: {os.strerror(number)}")
@@ -123,7 +121,7 @@ def _mount_by_fusermount(place: str, name: str, read_only: bool, allow_other: bo
         finished = _run(command, pass_fds=(fd,), _FUSE_COMMFD=str(fd))
         if finished.returncode:
             raise MountFailed(f"fusermount3 refused to mount at {place}: {_first_line(finished.stderr)}")
-        theirs.close()  # with the last other end of it, so that this never waits
+        theirs.close()  # fusermount3 has ended: without a copy of the other end, recv_fds() can't block
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
         raise MountFailed("fusermount3 gave no device descriptor")
@@ -132,7 +130,7 @@ def _mount_by_fusermount(place: str, name: str, read_only: bool, allow_other: bo
 
 
 def _quoted(name: str) -> str:
-    """For an option list: fusermount3 takes a backslash before a comma or a backslash."""
+    """Escape a name for fusermount3's option list: a backslash goes before each comma and each backslash."""
     return name.replace("\\", "\\\\").replace(",", "\\,")
 
 
@@ -171,22 +169,20 @@ def _first_line(text: str) -> str:
 
 
 class Busy(MountFailed):
-    """Someone uses the mount; the text says who."""
+    """The mount is in use; the text says by whom."""
 
 
 class _UserNotFound(Busy):
-    """No process has anything open there: one that has only looked, as `df` does, is done in a moment."""
+    """The mount is in use, but no process that uses it can be found. One that only looks, as `df` does, soon ends."""
 
 
 def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_S) -> None:
-    """Take the mount away; nothing mounted there is success. lazy: now from the tree, later from its users.
-
-    A user that can't be found is waited for, retry_s at most. Errors: Busy, MountFailed.
-    """
+    """Unmount; succeed when nothing is mounted there. lazy: detach the mount now; it ends when nobody uses it any more.
+    While the mount is in use by a process that can't be found, retry for retry_s at most. Errors: Busy, MountFailed."""
     place = canonical(mountpoint)
     until = time.monotonic() + retry_s
     while True:
-        last = time.monotonic() >= until  # before the try: to look for its user may take longer than retry_s
+        last = time.monotonic() >= until  # set before the try: the search for its user may take longer than retry_s
         try:
             return _unmount(place, lazy)
         except _UserNotFound:
@@ -196,9 +192,8 @@ def unmount(mountpoint: str, *, lazy: bool = False, retry_s: float = BUSY_RETRY_
 
 
 def unmount_or_detach(mountpoint: str, *, force: bool, detach: bool) -> str:
-    """Take the mount away as it was asked for: '', or who goes on using it. force: at once, whoever does; detach: from
-    the tree, though somebody does. Errors: Busy, MountFailed.
-    """
+    """Unmount and return '', or, if that fails, detach the mount and return why. force: try once, and detach after any
+    failure; detach: detach only a mount that is in use. Errors: Busy, MountFailed."""
     try:
         unmount(mountpoint, retry_s=0.0 if force else BUSY_RETRY_S)
     except MountFailed as error:
@@ -226,13 +221,13 @@ def _unmount_as_root(place: str, flags: int) -> None:
     number = ctypes.get_errno()
     if number == errno.EBUSY:
         raise busy(place)
-    if number != errno.EINVAL:  # EINVAL: no mount any more
+    if number != errno.EINVAL:  # EINVAL: nothing is mounted there any more
         raise MountFailed(f"can't unmount {place}: {os.strerror(number)}")
 
 
 def _unmount_by(command: list[str], place: str) -> None:
     finished = _run(command)
-    if finished.returncode and (sys.platform != "linux" or mountinfo.read().at(place)):  # else another was quicker
+    if finished.returncode and (sys.platform != "linux" or mountinfo.read().at(place)):  # else it is gone by now
         reason = _first_line(finished.stderr)
         if "busy" in reason.lower():
             raise busy(place)
@@ -240,7 +235,7 @@ def _unmount_by(command: list[str], place: str) -> None:
 
 
 def busy(place: str) -> Busy:
-    """Who keeps it busy, for a person."""
+    """Return the error that says, for people to read, what keeps the mount at `place` busy."""
     below = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(f"{place}/")]
     if below:
         return Busy(f"{place} is busy: {below[-1]} is mounted below it; unmount that first")
@@ -264,10 +259,8 @@ def _uses(process: Path, mountpoint: str) -> bool:
 
 
 def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
-    """Who uses a mount, read from /proc (proc(5)) without touching it: asking a dead or busy one could hang.
-
-    Processes with a file, directory or mapping below the mountpoint, as `pid N (command)`, where we may look.
-    """
+    """Return the processes that have a file, directory or mapping below the mountpoint, each as `pid N (command)`. They
+    are found in /proc (proc(5)), as far as we may look, without touching the mount: a dead or busy one could hang."""
     found = []
     for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
         if _uses(process, mountpoint):
@@ -277,7 +270,7 @@ def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
 
 
 def tune_read_ahead(mountpoint: str) -> None:
-    """Let the kernel read ahead so far; where root alone may, it costs nothing but speed."""
+    """Let the kernel read ahead by READ_AHEAD_KB. Only root may set that; a failure costs nothing but speed."""
     there = mountinfo.read().at(canonical(mountpoint))
     if there is not None:
         with suppress(OSError):

@@ -1,7 +1,6 @@
-"""Which request is which call: a table by opcode of (decode, method, encode, undo).
+"""A table that says for each opcode how its request is decoded, served by a file system, answered and undone.
 
-Knows ops.Filesystem and the wire's functions, no file descriptors. Threads: the loop's. `method` makes the coroutine
-that serves the request; `undo` comes after the answer was encoded, when it turned out not to be wanted.
+It knows ops.Filesystem and the wire's functions, but no file descriptors. Only the loop's thread may use it.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ from .reply import Frame
 
 Serving = Coroutine[Any, Any, Any]
 Header = tuple[int, int, int, Ino, int, int, int, int, int]
-"""len opcode unique nodeid uid gid pid total_extlen padding, as abi.IN_HEADER unpacks it."""
+"""(len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding), as abi.IN_HEADER unpacks a request's header."""
 
 
 class Operation(NamedTuple):
-    """How one opcode is served. Any, because each row has types of its own.
+    """How the requests of one opcode are served. The types are Any, because each row of the table has types of its own.
 
-    method: its arguments are the caller, for by_caller only, the inode and what was decoded.
-    encode: the answer's frame, of its number and the result; explain: the same, where the request is needed for it.
-    undo: takes back what the answer would have given (a lookup count, an open handle).
+    method: makes the coroutine that serves a request, from the caller (only if by_caller), the inode and what `decode`
+    returned. encode: makes the answer's frame from `unique` and the result; explain, if set, makes it from the header,
+    the decoded arguments and the result instead. undo: takes back what an encoded answer would have given (a lookup
+    count, an open handle), when nobody waits for that answer any more.
     """
 
     decode: Callable[[memoryview], Any]
@@ -47,8 +47,8 @@ def _xattr(h: Header, args: tuple[int, ...], content: bytes) -> Frame:
 
 
 def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
-    """The table for one file system, by opcode; None is ENOSYS, which the kernel takes as 'not supported' and mostly
-    does not ask again."""
+    """Return the table of one file system, indexed by opcode. None: no coroutine of the file system serves the opcode;
+    Session._special() does, mostly with ENOSYS, which the kernel takes as 'not supported' and mostly asks only once."""
 
     def forget(_header: Header, result: Entry) -> None:
         if result.attr is not None:
@@ -136,26 +136,24 @@ def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
 DONE_ALREADY = {abi.UNLINK, abi.RMDIR, abi.RENAME, abi.RENAME2}
 THERE_ALREADY = {abi.MKNOD, abi.MKDIR, abi.SYMLINK, abi.LINK}
 EXTENDED = {(abi.SETXATTR, errno.EEXIST), (abi.REMOVEXATTR, errno.ENODATA)}
-"""What XATTR_CREATE and a removal answer when they were carried out before."""
+"""(opcode, errno): how SETXATTR with XATTR_CREATE, and REMOVEXATTR, fail when they were carried out before."""
 _OTHERS = {abi.CREATE, abi.OPEN, abi.WRITE, abi.FALLOCATE, abi.SETATTR, abi.SETXATTR, abi.REMOVEXATTR}
 EXCLUSIVE = DONE_ALREADY | THERE_ALREADY | _OTHERS
-"""Sent under the lock of the inode, which nobody else has then: open(2) only with O_TRUNC."""
+"""Opcodes that the kernel sends while it holds the inode's lock exclusively; OPEN only with O_TRUNC."""
 ORDERED = EXCLUSIVE | {abi.LOOKUP, abi.READDIR, abi.READDIRPLUS}
-"""Sent under the lock of the inode, be it one that is shared."""
+"""Opcodes that the kernel sends while it holds the inode's lock, exclusively or shared."""
 
 
 def inodes_of(header: Header, args: Any) -> set[int]:
-    """The inodes whose locks the kernel holds for a request: of names, the directories."""
+    """Return the inodes whose locks the kernel holds during a request; if that is about names, their directories."""
     return {header[3], getattr(args, "new_parent", header[3])}
 
 
 async def call_again(
     operation: Operation, header: Header, who: tuple[Any, ...], args: Any, filesystem: Filesystem
 ) -> Any:
-    """Serve a re-sent request: the server that died may have carried it out already, so 'already so' is success.
-
-    who: what its method takes before what was decoded.
-    """
+    """Serve a re-sent request. An error that says 'already so' is success: the server that died may have done it.
+    who: the arguments that the operation's method takes before the decoded ones."""
     opcode = header[1]
     if opcode == abi.CREATE:
         request: OpenRequest = args.request
@@ -174,7 +172,7 @@ async def call_again(
 
 
 async def _found(filesystem: Filesystem, who: tuple[Any, ...], name: bytes) -> Entry:
-    """What stands under the name that was to be made."""
+    """Return the entry of the name that the request was to make. Errors: FSError(EEXIST) when the name is not found."""
     caller, parent = who
     entry = await filesystem.lookup(caller, parent, name)
     if entry.attr is None:

@@ -1,8 +1,8 @@
 """Tells the kernel what another client changed (ops.Notifier).
 
-One thread of its own writes to the device, never the loop: the kernel takes a folio or directory lock for it, which a
-request that we have not answered yet may hold. For the same reason nobody waits for this thread, except stop(), which
-is bounded.
+A thread of its own writes the notifications to the device, never the loop's thread: the kernel takes a folio's or a
+directory's lock for them, which a request that we have not answered yet may hold. For the same reason no other thread
+waits for this one, except stop(), which has a timeout.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from . import reply
 log = logging.getLogger(__name__)
 
 NAME_LIMIT = 65_536
-"""Names waiting; past it the oldest is dropped, and its time to live takes over. Inodes are not dropped, since
-pages have no time to live; there is one slot per inode, so they are bounded by the inodes."""
+"""The most names in the queue. Beyond that the oldest is dropped, and the kernel forgets that name when its time to
+live is over. Inodes are not dropped, since pages have no time to live; the queue holds each inode only once."""
 HELD_LIMIT = 65_536
-"""Nodes waiting to be given up."""
+"""The most nodes in the queue that the kernel is to give up; beyond that the oldest are dropped from the queue."""
 PRUNE_MAX = 512
-"""Of one notification: as many as the kernel copies at once."""
+"""The most nodes in one notification: as many as the kernel copies at once."""
 
 
 class DeviceNotifier(Notifier):
-    """The queue and its thread."""
+    """The queue of notifications, and the thread that writes them to the device."""
 
     def __init__(self, device_fd: int, is_local: Callable[[Ino], bool | None] = lambda _: None) -> None:
         self._device_fd = device_fd
@@ -45,7 +45,7 @@ class DeviceNotifier(Notifier):
         self._thread = threading.Thread(target=self._deliver, name="fuse-notify", daemon=True)
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
-        """Forget this name."""
+        """Let the kernel forget this name."""
         with self._changed:
             self._names[parent, name] = None
             if len(self._names) > NAME_LIMIT:
@@ -53,24 +53,24 @@ class DeviceNotifier(Notifier):
             self._changed.notify()
 
     def inval_inode(self, ino: Ino, offset: int = 0) -> None:
-        """Drop cached attributes, and pages too if one of those that wait says so."""
+        """Let the kernel drop cached attributes, and pages too unless the offset is -1, here and in the queue."""
         with self._changed:
             self._inodes[ino] = max(offset, self._inodes.get(ino, -1))
             self._changed.notify()
 
     def release(self, held: Sequence[Held]) -> None:
-        """Give up nodes; what does not fit the queue is asked for again by whoever wants it."""
+        """Let the kernel give up nodes. For nodes that the queue has no room for, the caller has to ask again."""
         with self._changed:
             self._held.extend(held)
             self._changed.notify()
 
     def start(self, *, expire_only: bool) -> None:
-        """Begin to deliver, once INIT is settled. expire_only: the kernel knows the gentle way to forget a name."""
+        """Start the thread, once INIT is settled. expire_only: the kernel can expire a name without detaching it."""
         self._expire_only = expire_only
         self._thread.start()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Drop what waits and end; a write that the kernel holds up is left behind. Idempotent."""
+        """Drop the queue and end the thread; a write that the kernel blocks for longer is left behind. Idempotent."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -91,7 +91,8 @@ class DeviceNotifier(Notifier):
             return reply.inval_entry(parent, name, expire_only=self._expire_only)
 
     def _prune(self) -> bytes:
-        """Before Linux 6.18 a name can only be detached, which is done to files that nobody has open."""
+        """Return the next frame that gives up nodes. Before Linux 6.18 there is no prune: a file's name is detached
+        instead, one per frame. release() gets no files that somebody has open."""
         if self._can_prune:
             count = min(PRUNE_MAX, len(self._held))
             return reply.prune([self._held.popleft().ino for _ in range(count)])
@@ -107,7 +108,7 @@ class DeviceNotifier(Notifier):
             try:
                 os.write(self._device_fd, frame)
             except FileNotFoundError:
-                pass  # ENOENT: the kernel does not know this inode or name, which is what we want
+                pass  # ENOENT: the kernel does not know this inode or name, so it has nothing to forget
             except OSError as error:
                 if reply.is_prune(frame):
                     self._can_prune = False

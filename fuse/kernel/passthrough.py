@@ -1,12 +1,11 @@
-"""How each open inode is open: by passthrough to a local file, or through us.
+"""Records how each open inode is open: by passthrough to a local file, or through this server.
 
-The kernel takes one way per inode at a time; a second open that differs fails with EIO (measured, docs/decisions). So
-the first open decides, the others follow until the last release, and the backing id is closed only then: closing it
-right after the reply races with the opener. The kernel keeps all this while a server dies, so the table lies in memory
-that the supervisor holds. Threads: the loop's; count() and why_not() are for any.
-INVARIANT: an inode has a slot
-while it has opens; its backing id is 0 for 'through us'. Opens may be counted twice when a crash falls between
-counting and answering, never too few: then the way stays as it is for longer, and no open fails.
+The kernel allows one of these modes per inode at a time; an open in the other mode fails with EIO (measured,
+docs/decisions). So the first open decides, and the others follow until the last release. Only then the backing id is
+closed: closing it right after the reply races with the opener. The kernel keeps all this when a server dies, so the
+table is in memory that the supervisor holds. Only the loop's thread may use it, but any may call count() and why_not().
+INVARIANT: an inode has a slot while it has opens; backing id 0 means 'through this server'. A crash between counting an
+open and answering it may count it twice, never too seldom: the inode keeps its mode for longer, and no open fails.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ SLOT = Struct("<QII")  # ino, backing id, opens; a slot without opens is free
 SLOTS = 16_384
 TABLE_BYTES = (SLOTS + 1) * SLOT.size
 OVERFLOWED = 0
-"""Slot 0 counts opens that found no slot; the inodes they are of are not known after a restart."""
+"""Slot 0 belongs to no inode: its count is 1 once an open found no free slot. Then no inode gets a new backing id, also
+after a restart, because an inode without a slot may already be open through a server."""
 
 
 class OpenModes:
-    """The table. table_fd: TABLE_BYTES of zeroed memory, or of a server that died; -1 for memory of our own."""
+    """The table. table_fd: TABLE_BYTES of memory, zeroed or from a server that died; -1: memory of this process."""
 
     def __init__(self, device_fd: int, table_fd: int = -1) -> None:
         self._device_fd = device_fd
         self.enabled = False
         self.drops_pages = False
-        """A write past the kernel's pages drops those that were read meanwhile, before it returns."""
+        """Whether a write past the kernel's page cache drops the pages that were read during it, before it returns."""
         self.refusal = ""
-        """Why the kernel last refused a local file; '' when it never did."""
+        """Why the kernel last refused to open a local file for passthrough; '' if it never did."""
         self._table = mmap.mmap(table_fd, TABLE_BYTES)
         slots = list(SLOT.iter_unpack(self._table[:]))
         self._unknown = bool(slots[OVERFLOWED][2])
@@ -43,13 +43,13 @@ class OpenModes:
         self._free = [index for index in range(SLOTS, OVERFLOWED, -1) if not slots[index][2]]
 
     def opened(self, ino: int, open_flags: int, reply: OpenReply) -> tuple[int, int]:
-        """FOPEN flags and backing id for the answer to an OPEN or CREATE."""
-        # nothing to flush when nothing can be written: spares a request per close
+        """Count an open, and return the FOPEN flags and the backing id for the answer to its OPEN or CREATE."""
+        # a file that is open only for reading has nothing to flush; this spares one request per close
         flags = abi.FOPEN_NOFLUSH if open_flags & os.O_ACCMODE == os.O_RDONLY else 0
         if self.enabled:
             backing_id = self._count_open(ino, reply.passthrough_fd)
             if backing_id:
-                # both: the inode stays in its mode, and this open's reads and writes come to us (docs/decisions)
+                # with both flags the inode keeps its mode, but this handle's I/O comes to us (docs/decisions/0009)
                 flags |= abi.FOPEN_DIRECT_IO if reply.direct_io else 0
                 return flags | abi.FOPEN_PASSTHROUGH, backing_id
         if reply.keep_cache:
@@ -58,7 +58,7 @@ class OpenModes:
         return (flags | abi.FOPEN_DIRECT_IO, 0) if direct_io else (flags, 0)
 
     def released(self, ino: int) -> None:
-        """One open less."""
+        """Count a release; after the inode's last one, close its backing id."""
         if not self.enabled:
             return
         index = self._slots.get(ino)
@@ -73,14 +73,14 @@ class OpenModes:
                 fcntl.ioctl(self._device_fd, abi.IOC_BACKING_CLOSE, abi.BACKING_ID.pack(backing_id))
 
     def is_local(self, ino: int) -> bool | None:
-        """Whether the inode is open by passthrough; None: no inode ever is."""
+        """Return whether the inode is open by passthrough; None: no inode of this mount ever is."""
         if not self.enabled:
             return None
         index = self._slots.get(ino)
         return index is not None and SLOT.unpack_from(self._table, index * SLOT.size)[1] != 0
 
     def why_not(self) -> str:
-        """Why no file is read by passthrough; '' where that is possible."""
+        """Return why no file is read by passthrough, or '' where passthrough is possible."""
         if self.enabled:
             return f"the kernel refused the cache's files: {self.refusal}" if self.refusal else ""
         if os.geteuid():
@@ -88,11 +88,11 @@ class OpenModes:
         return "this kernel has no FUSE passthrough (Linux 6.9)"
 
     def count(self) -> int:
-        """How many inodes are open by passthrough."""
+        """Return how many inodes are open by passthrough."""
         return sum(1 for index in list(self._slots.values()) if SLOT.unpack_from(self._table, index * SLOT.size)[1])
 
     def _count_open(self, ino: int, local_fd: int) -> int:
-        """The inode's backing id, or 0."""
+        """Count an open of the inode and return its backing id; 0: the inode is open through this server."""
         index = self._slots.get(ino)
         if index is not None:
             _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
@@ -108,7 +108,7 @@ class OpenModes:
         return int(backing_id)
 
     def _open_backing(self, local_fd: int) -> int:
-        # bytearray: with immutable bytes fcntl.ioctl gives the bytes back and not the id
+        # a bytearray, because with immutable bytes fcntl.ioctl returns these bytes and not the id
         wanted = bytearray(abi.BACKING_MAP.pack(local_fd, 0, 0))
         try:
             return int(fcntl.ioctl(self._device_fd, abi.IOC_BACKING_OPEN, wanted))

@@ -1,8 +1,7 @@
-"""Replies and notifications to the kernel, encoded. Pure.
+"""Encodes replies and notifications to the kernel. Pure.
 
-Each function gives one frame, ready for write(2) when it is `bytes` or for writev(2) when it is a list (so that file
-contents are not copied). One pack per frame: layouts in abi.py. Values that don't fit raise struct.error; the session
-answers EIO then.
+Each function returns one frame: `bytes` for write(2), or a list for writev(2), so that file contents are not copied.
+The layouts are in abi.py. Values that don't fit raise struct.error; the session answers EIO then.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Body = bytes | bytearray | memoryview
 Frame = bytes | list[Body]
 
 TTL_LIMIT_S = 1e9
-"""About 30 years; the kernel takes larger ones for 'for ever' too, and this fits every field."""
+"""The longest time to live: about 30 years. The kernel takes longer ones for 'for ever', and this fits each field."""
 _DIRENTPLUS = struct.Struct(abi.ENTRY_OUT.format + abi.DIRENT.format[1:])
 _NO_ATTR = (0,) * 16
 _NO_ENTRY = (0,) * 6 + _NO_ATTR
@@ -26,17 +25,17 @@ _PADDING = [bytes(count) for count in range(8)]
 
 
 def error(unique: int, number: int) -> bytes:
-    """A failure; number is a positive errno."""
+    """Encode a failure; number: a positive errno."""
     return abi.OUT_HEADER.pack(16, -number, unique)
 
 
 def empty(unique: int, _result: None = None) -> bytes:
-    """Success with nothing to say."""
+    """Encode success without any content."""
     return abi.OUT_HEADER.pack(16, 0, unique)
 
 
 def body(unique: int, content: Body) -> list[Body]:
-    """File contents, a link target, a directory listing, an attribute."""
+    """Encode file contents, a link target, a directory listing or an extended attribute."""
     return [abi.OUT_HEADER.pack(16 + len(content), 0, unique), content]
 
 
@@ -55,7 +54,7 @@ def _attr_fields(attr: Attr) -> tuple[int, ...]:
 
 
 def entry(unique: int, found: Entry) -> bytes:
-    """LOOKUP, MKNOD, MKDIR, SYMLINK, LINK; a negative answer has node id 0."""
+    """Encode the answer to LOOKUP, MKNOD, MKDIR, SYMLINK or LINK; a negative one has node id 0."""
     return abi.ENTRY_REPLY.pack(144, 0, unique, *_entry_fields(found))
 
 
@@ -69,50 +68,47 @@ def _entry_fields(found: Entry) -> tuple[int, ...]:
 
 
 def attributes(unique: int, answer: AttrReply) -> bytes:
-    """GETATTR, SETATTR."""
+    """Encode the answer to GETATTR or SETATTR."""
     seconds, ns = _ttl(answer[1])
     return abi.ATTR_REPLY.pack(120, 0, unique, seconds, ns, 0, *_attr_fields(answer[0]))
 
 
 def opened(unique: int, fh: int, flags: int, backing_id: int) -> bytes:
-    """OPEN."""
     return abi.OPEN_REPLY.pack(32, 0, unique, fh, flags, backing_id)
 
 
 def opened_directory(unique: int, result: OpenDirReply) -> bytes:
-    """OPENDIR."""
+    """Encode the answer to OPENDIR."""
     flags = (abi.FOPEN_CACHE_DIR if result.cache else 0) | (abi.FOPEN_KEEP_CACHE if result.keep else 0)
     return opened(unique, result.fh, flags, 0)
 
 
 def created(unique: int, found: Entry, fh: int, flags: int, backing_id: int) -> bytes:
-    """CREATE."""
     return abi.CREATE_REPLY.pack(160, 0, unique, *_entry_fields(found), fh, flags, backing_id)
 
 
 def written(unique: int, count: int) -> bytes:
-    """WRITE."""
     return abi.WRITE_REPLY.pack(24, 0, unique, count, 0)
 
 
 def statfs(unique: int, s: StatFs) -> bytes:
-    """STATFS; every free block is available to everyone."""
+    """Encode the answer to STATFS; every free block is available to every user."""
     blocks, free, files, files_free, size, name_max = s
     return abi.STATFS_REPLY.pack(96, 0, unique, blocks, free, free, files, files_free, size, name_max, size, 0)
 
 
 def xattr_size(unique: int, size: int) -> bytes:
-    """GETXATTR and LISTXATTR asked with room 0."""
+    """Encode the answer to a GETXATTR or LISTXATTR with room 0, which asks how much room is needed."""
     return abi.GETXATTR_REPLY.pack(24, 0, unique, size, 0)
 
 
 def position(unique: int, offset: int) -> bytes:
-    """LSEEK."""
+    """Encode the answer to LSEEK."""
     return abi.LSEEK_REPLY.pack(24, 0, unique, offset)
 
 
 class Budget:
-    """Room for directory entries: what fits into `size` bytes (ops.DirBudget)."""
+    """The room that is left for directory entries in an answer of `size` bytes (an ops.DirBudget)."""
 
     __slots__ = ("_fixed", "_left")
 
@@ -121,7 +117,7 @@ class Budget:
         self._fixed = _DIRENTPLUS.size if plus else abi.DIRENT.size
 
     def take(self, name_length: int) -> bool:
-        """Reserve room for one entry; records are padded to 8 bytes."""
+        """Reserve room for one entry, padded to 8 bytes; return False when it does not fit."""
         need = (self._fixed + name_length + 7) & ~7
         if need > self._left:
             return False
@@ -130,7 +126,7 @@ class Budget:
 
 
 def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
-    """READDIR."""
+    """Encode the answer to READDIR."""
     parts: list[bytes] = []
     for name, ino, mode, cursor, _ in lines:
         parts += (abi.DIRENT.pack(ino, cursor, len(name), mode >> 12 & 15), name, _PADDING[-len(name) & 7])
@@ -138,7 +134,7 @@ def directory(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
 
 
 def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
-    """READDIRPLUS: each line with its entry; one without has node id 0, and the kernel looks it up when it needs it."""
+    """Encode the answer to READDIRPLUS. A line without an entry has node id 0; the kernel looks that up if needed."""
     parts: list[bytes] = []
     for name, ino, mode, cursor, found in lines:
         fields = _NO_ENTRY if found is None else _entry_fields(found)
@@ -148,12 +144,12 @@ def directory_plus(unique: int, lines: Sequence[DirEntry]) -> list[Body]:
 
 
 def inval_inode(ino: int, offset: int) -> bytes:
-    """Notification: drop attributes, and the pages unless offset is -1 (fuse_notify_inval_inode_out)."""
+    """Encode a notification: drop attributes, and the pages unless offset is -1 (fuse_notify_inval_inode_out)."""
     return abi.INVAL_INODE.pack(40, abi.NOTIFY_INVAL_INODE, 0, ino, offset, 0)
 
 
 def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:
-    """Notification: forget a name. expire_only: look it up at its next use, without detaching what stands below."""
+    """Encode a notification: forget a name. expire_only: look it up at its next use, but don't detach what is below."""
     head = abi.INVAL_ENTRY.pack(
         32 + len(name) + 1, abi.NOTIFY_INVAL_ENTRY, 0, parent, len(name), abi.EXPIRE_ONLY if expire_only else 0
     )
@@ -161,16 +157,16 @@ def inval_entry(parent: int, name: bytes, *, expire_only: bool) -> bytes:
 
 
 def prune(inos: Sequence[int]) -> bytes:
-    """Notification: give up the dentries, and so the nodes, that nobody uses (Linux 6.18)."""
+    """Encode a notification: give up these inodes' dentries, and so the nodes, where nobody uses them (Linux 6.18)."""
     count = len(inos)
     return abi.PRUNE.pack(32 + 8 * count, abi.NOTIFY_PRUNE, 0, count, 0, 0) + struct.pack(f"<{count}Q", *inos)
 
 
 def is_prune(frame: bytes) -> bool:
-    """Whether a frame is one of prune()."""
+    """Return whether a frame is one of prune()."""
     return int.from_bytes(frame[4:8], "little", signed=True) == abi.NOTIFY_PRUNE
 
 
 def resend() -> bytes:
-    """Notification: send again every request that has been read and not been answered."""
+    """Encode a notification: send again every request that has been read but not answered."""
     return abi.OUT_HEADER.pack(16, abi.NOTIFY_RESEND, 0)

@@ -1,4 +1,4 @@
-"""One request of the kernel: the memory that it is read into, and the task that answers when it ends."""
+"""One request of the kernel: the buffer that it is read into, and the task that serves it and sends the answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 def new_buffer(size: int) -> memoryview:
-    """`size` bytes whose pages are all there before the first read into it.
-
-    A server that is killed while the kernel copies a request into pages that are not there yet loses that request:
-    getting a page fails for a process that is to die, and the caller gets EIO instead of the next server's answer
-    (fuse_dev_do_read in fs/fuse/dev.c).
+    """Return a buffer of `size` bytes whose pages are all allocated before the first read into it.
+    A server that is killed while the kernel copies a request into pages that are not allocated loses that request: a
+    dying process gets no page, and the caller gets EIO, not the next server's answer (fuse_dev_do_read, fs/fuse/dev.c).
     """
     memory = mmap.mmap(-1, size)
     memory[:: abi.PAGE_SIZE] = bytes(-(-size // abi.PAGE_SIZE))
@@ -33,11 +31,9 @@ def new_buffer(size: int) -> memoryview:
 
 @dataclass(eq=False)
 class Request(Task[Any]):
-    """What it asks the store for is a call of its own, unless it was made with that of an earlier request.
-
-    buffer: its bytes, while it still needs them (WRITE). begun: it does not wait for the end of another one.
-    waits: it did not end in its first step. abandoned: its caller has been let go, and nobody wants its result.
-    """
+    """The task that serves one request of the kernel, and sends the answer when it ends.
+    buffer: holds the bytes of a WRITE until that ends. begun: False while the task waits for another request's end.
+    waits: the task did not end in its first step. abandoned: its caller got EINTR, and nobody wants its result."""
 
     session: Session
     header: Header
@@ -51,13 +47,13 @@ class Request(Task[Any]):
 
     @property
     def call(self) -> Call:
-        """Made when it is asked for: what memory answers needs none."""
+        """The retry.Call for which the storage is asked: that of an earlier request, or one made at the first use."""
         if self._call is None:
             self._call = Call(self.began_ns / 1e9)
         return self._call
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
-        """Encode the answer and send it, or take back what nobody waits for."""
+        """Encode the answer and send it; undo the result if nobody waits for it any more."""
         self.done = True
         session, header, operation = self.session, self.header, self.operation
         frame: Frame = b""
@@ -72,7 +68,7 @@ class Request(Task[Any]):
         if error is not None:
             frame = session.failure(self, error)
         sent = not self.abandoned and session.send(header, frame)
-        if header[1] == abi.RELEASE:  # not before: if we die in between it is sent again, and would count twice
+        if header[1] == abi.RELEASE:  # after the answer: if we died in between, it would be sent again and count twice
             session.modes.released(header[3])
         session.traffic.answered(header, self.began_ns, frame)
         if not sent and error is None and operation.undo is not None:
@@ -83,6 +79,6 @@ class Request(Task[Any]):
             super()._settle(None, error)
 
     def drop(self) -> None:
-        """End it, which has not begun."""
+        """End a request that has not begun."""
         self._coroutine.close()
         self.set_error(FSError(errno.EINTR))

@@ -1,12 +1,13 @@
-"""One mount's conversation with the kernel: read a request, call the file system, answer.
+"""Serves one mount: reads the kernel's requests, calls the file system, and writes the answers.
 
-Each request is a task (requests.Request) of the file system's loop, which serve() turns. The buffer of a WRITE belongs
-to it until it has ended; there is a bounded number of them.
+Each request is a task (requests.Request) of the file system's event loop, which serve() turns. A WRITE keeps its buffer
+until it has ended; the number of buffers is bounded.
 
-A change that is abandoned while it runs goes on. The kernel gives up its lock on the inode with the answer, so from
-then on the order is kept here: what the kernel would have let wait for that lock waits for the end of the change.
+A change that runs when its caller is interrupted goes on. With the answer EINTR the kernel releases its lock on the
+inode, so from then on the session keeps the order: the requests that would have waited in the kernel for that lock wait
+for the end of the change.
 
-Threads: the one of serve() does all; the notifier has one of its own, and leave() is for another one.
+Threads: the thread that calls serve() does everything but the notifier's work; leave() is called by another thread.
 Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
 """
 
@@ -42,16 +43,14 @@ from .traffic import Traffic
 log = logging.getLogger(__name__)
 
 CALLERS_S = 0.25
-"""How often it is looked whether who waits is ended meanwhile."""
+"""How often the session checks whether waiting callers are being ended, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """max_write: bytes of the largest READ and WRITE. unanswered: requests under way at once; then reading pauses.
-
-    buffers: WRITE requests that may hold their bytes at once, 1 MiB each at most; then reading pauses.
-    drain_s: seconds for running requests to end after the unmount.
-    """
+    """Limits of a session. max_write: the most bytes of one READ or WRITE.
+    unanswered: at this number of requests in progress, reading pauses. buffers: at this number of WRITE requests that
+    hold their bytes (1 MiB each at most), reading pauses. drain_s: how long requests may run on after the unmount."""
 
     max_write: int = MAX_WRITE
     unanswered: int = 1024
@@ -60,12 +59,10 @@ class Settings:
 
 
 class Session:
-    """Serves one file system on one device descriptor (or any that keeps message boundaries).
-
-    negotiated: what INIT settled in an earlier process; then the kernel is not waited for, and it is asked to send the
-    unanswered requests again. opens_fd: memory that outlives us (passthrough.OpenModes), or -1. ready: called once on
-    the loop when INIT is settled.
-    """
+    """Serves one file system on one device descriptor (or any descriptor that keeps message boundaries).
+    negotiated: what INIT settled in an earlier process; then the session does not wait for INIT, and asks the kernel to
+    send the unanswered requests again. opens_fd: memory that outlives this process, for passthrough.OpenModes, or -1.
+    ready: called once, on the loop, when INIT is settled."""
 
     def __init__(
         self,
@@ -91,36 +88,36 @@ class Session:
         self._take: Callable[[Header], None] = self._handshake if negotiated is None else self._request
         self._follow_ups = FollowUps()
         self._unanswered: dict[int, Request] = {}
-        """Those that did not end at once and that somebody waits for, by their numbers."""
+        """The requests that did not end in their first step and whose callers wait, by `unique`."""
         self._under_way = 0
-        """Requests that did not end at once and still run, and what takes back results that nobody wants."""
+        """How many requests that did not end in their first step still run, and how many tasks that undo results."""
         self._going_on: dict[int, Request] = {}
-        """Changes that nobody waits for any more and that still run, by the inodes that they change."""
+        """The changes that still run though their callers got EINTR, by the inodes that they change."""
         self._looking = False
-        """It will be looked whether callers have ended."""
+        """Whether a check for callers that are being ended is scheduled."""
         self._reported: set[str] = set()
         self._limiter = Limiter()
         self._idle: deque[memoryview] = deque()
-        """Buffers that no request has; the next one is read into the first."""
+        """The buffers that no request holds; the next request is read into the first."""
         self._unmade = settings.buffers
         self._reading = False
-        """Requests are read: there is room for another one."""
+        """Whether the loop watches the descriptor, because there is room for another request."""
         self._end = ""
-        """Why it is over, when it is: an aborted connection is unmounted, as the kernel has ECONNABORTED for either."""
+        """How the mount ended, or ''. The kernel has ECONNABORTED for an abort and for an unmount: both 'unmounted'."""
         self._over = False
 
     @property
     def in_flight(self) -> int:
-        """Requests that are not answered yet. Any thread."""
+        """How many requests are not answered yet. Any thread may ask."""
         return len(self._unanswered)
 
     # -- the loop
 
     def serve(self) -> str:
-        """Answer requests until the mount is gone; then let running ones end and stop the file system: how it ended."""
+        """Serve until the mount is gone, let running requests end, stop the file system, and return how it ended."""
         with self._loop.turning():
             self._fs.start(self.notifier)
-            if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may take back a request that was to be read
+            if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may withdraw a request before it is read
                 os.set_blocking(self._fd, False)
             try:
                 self._read_on()
@@ -150,7 +147,8 @@ class Session:
         stopping.result()
 
     def leave(self, timeout_s: float) -> bool:
-        """Answer no new request: the kernel sends them again to the next server. Whether all others were answered."""
+        """Answer no new request, so that the kernel sends it again to the next server, and wait for those in progress;
+        return whether these were all answered in time. To be called by another thread than the loop's."""
         self._take = self._leave_alone
         end = time.monotonic() + timeout_s
         while self._unanswered and time.monotonic() < end:
@@ -158,11 +156,11 @@ class Session:
         return not self._unanswered
 
     def _leave_alone(self, header: Header) -> None:
-        if header[1] in (abi.FORGET, abi.BATCH_FORGET):  # these are sent once
+        if header[1] in (abi.FORGET, abi.BATCH_FORGET):  # the kernel never sends these again
             self._special(header)
 
     def _came(self) -> None:
-        """There is a request to be read. One at a time: others that are ready have their turn in between."""
+        """Read one request and begin to serve it; only one, so that the loop's other work has its turn in between."""
         try:
             length = os.readv(self._fd, (self._idle[0],))
         except OSError as error:
@@ -174,7 +172,7 @@ class Session:
         if not length:
             self._end = "closed"
         if length < abi.HEADER_SIZE:
-            return  # no number to answer
+            return  # there is no `unique` to answer
         header: Header = abi.IN_HEADER.unpack_from(self._idle[0])
         if header[0] == length and header[7] * 8 <= length - abi.HEADER_SIZE:
             self._take(header)
@@ -182,10 +180,10 @@ class Session:
             self.send(header, reply.error(header[2], errno.EINVAL))
 
     def _read_on(self) -> None:
-        """Read while there are memory and a place for one more request; else the kernel waits, too."""
+        """Watch the device while there are a buffer and a place for a request; else requests wait in the kernel."""
         if not self._idle and self._unmade:
             self._unmade -= 1
-            # payload and its header, page-aligned as libfuse has it
+            # room for the payload and the headers before it, in whole pages as in libfuse
             self._idle.append(new_buffer(self._settings.max_write + 2 * abi.PAGE_SIZE))
         room = bool(self._idle) and self._under_way < self._settings.unanswered and not self._over
         if room and not self._reading:
@@ -204,7 +202,7 @@ class Session:
             return
         settled = negotiate(offer, self._settings.max_write)
         self.send(header, init_reply(header[2], settled))
-        if self._take == self._handshake:  # no other thread has said leave() meanwhile
+        if self._take == self._handshake:  # no other thread has called leave()
             self._take = self._request
         self._settled(settled)
 
@@ -216,7 +214,7 @@ class Session:
         self._ready(settled)
 
     def _body(self, header: Header) -> memoryview:
-        """What stands behind the header, without extensions, which are last."""
+        """Return what follows the header, without the extensions, which come last."""
         return self._idle[0][abi.HEADER_SIZE : header[0] - header[7] * 8]
 
     def _request(self, header: Header) -> None:
@@ -249,11 +247,11 @@ class Session:
             self._wait(request)
 
     def _wait(self, request: Request) -> None:
-        """It has not ended at once."""
+        """Register a request that did not end in its first step, or that waits for its first step."""
         request.waits = True
         self._under_way += 1
         self._unanswered[request.header[2]] = request
-        if request.header[1] == abi.WRITE:  # the only one whose arguments point into the buffer
+        if request.header[1] == abi.WRITE:  # only its arguments point into the buffer
             request.buffer = self._idle.popleft()
         self._read_on()
         if not self._looking:
@@ -261,7 +259,7 @@ class Session:
             self._loop.later(CALLERS_S, self._look_at_callers)
 
     def waits_no_more(self, request: Request) -> None:
-        """It has ended, though it did not at once."""
+        """Unregister a request that _wait() registered and that has ended now."""
         self._under_way -= 1
         if request.abandoned:
             self._going_on = {ino: other for ino, other in self._going_on.items() if other is not request}
@@ -272,7 +270,7 @@ class Session:
         self._read_on()
 
     def _follows(self, request: Request) -> bool:
-        """Whether it has to wait for the end of an interrupted change of the same inode. Then it begins by itself."""
+        """Return whether the request has to wait for an interrupted change of the same inode, after which it begins."""
         if request.header[1] not in ORDERED:
             return False
         first = next(filter(None, map(self._going_on.get, inodes_of(request.header, request.args))), None)
@@ -283,7 +281,7 @@ class Session:
         return True
 
     def _begin(self, request: Request) -> None:
-        """What it waited for has ended."""
+        """Begin a request after the change that it waited for has ended, unless its caller was interrupted."""
         if request.abandoned:
             request.drop()
         elif not self._follows(request):
@@ -291,7 +289,7 @@ class Session:
             request.step()
 
     def _special(self, header: Header) -> None:
-        """What is not answered, and what is not supported."""
+        """Serve the requests that have no row in the table: FORGET, INTERRUPT, DESTROY, and what is not supported."""
         opcode, body = header[1], self._body(header)
         forgotten: list[tuple[int, int]] = []
         interrupted = 0
@@ -316,13 +314,13 @@ class Session:
             self.send(header, reply.error(header[2], number))
 
     def _interrupt(self, header: Header, unique: int) -> None:
-        """Let go a caller that waits. A request we don't know has been answered; its INTERRUPT needs no answer."""
+        """Answer EINTR to a request, unless its caller is known to live on. An unknown request has been answered."""
         request = self._unanswered.get(unique)
         if request is not None and is_ended(header[6] or request.header[6]) is not False:
             self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
-        """What has begun goes on, the rest never begins."""
+        """Answer EINTR to the waiting caller. A request that has begun goes on; one that has not never begins."""
         del self._unanswered[request.header[2]]
         request.abandoned = True
         if request.begun and request.header[1] in EXCLUSIVE:
@@ -330,11 +328,8 @@ class Session:
         self.send(request.header, reply.error(request.header[2], errno.EINTR))
 
     def _look_at_callers(self) -> None:
-        """Let go of those of whose end no INTERRUPT tells.
-
-        The kernel sends one for a request, be it for a signal that ends nobody, and none for pages that are read ahead,
-        though their reader may wait for them.
-        """
+        """Answer EINTR to waiting callers that are being ended. An INTERRUPT does not tell of all: the kernel sends one
+        per request, even for a signal that ends nobody, and none for pages read ahead, though a reader may wait."""
         self._looking = bool(self._unanswered)
         if not self._looking:
             return
@@ -349,16 +344,16 @@ class Session:
     # -- answers
 
     def send(self, header: Header, frame: Frame) -> bool:
-        """Write an answer; False when the kernel no longer waits for it."""
+        """Write an answer; return False when the kernel no longer waits for it."""
         if not header[2]:
-            return True  # our own background work, and requests without a number: nobody waits
+            return True  # a request whose `unique` is 0, for whose answer nobody waits
         try:
             if isinstance(frame, bytes):
                 os.write(self._fd, frame)
             else:
                 os.writev(self._fd, frame)
         except OSError as error:
-            if error.errno == errno.ENOENT:  # interrupted meanwhile
+            if error.errno == errno.ENOENT:  # the request was interrupted
                 return False
             if error.errno not in (errno.ENODEV, errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.EPERM):
                 self._report(error)
@@ -382,7 +377,7 @@ class Session:
     # -- failures
 
     def failure(self, request: Request, error: BaseException) -> bytes:
-        """The answer to a request that failed."""
+        """Return the answer to a request that failed; count and log what the storage, the system or a defect caused."""
         header, call = request.header, request.call
         first = call.began == request.began_ns / 1e9
         self._follow_ups.failed(header, call, error, first=first, now=time.monotonic())
@@ -390,7 +385,7 @@ class Session:
         if number is None:
             self._report(error)
             number = errno.EIO
-        if not isinstance(error, FSError) or number == errno.ESTALE:  # the rest are answers, such as ENOTEMPTY
+        if not isinstance(error, FSError) or number == errno.ESTALE:  # other FSErrors are answers, such as ENOTEMPTY
             self.traffic.failed(number)
         told = isinstance(error, DatastoreError | OSError) and not isinstance(error, FSError)
         told = told and number in (errno.EIO, errno.ETIMEDOUT, errno.EACCES)
@@ -399,7 +394,7 @@ class Session:
         return reply.error(header[2], number)
 
     def _report(self, error: BaseException) -> None:
-        """A defect of ours: once with its traceback."""
+        """Log an error that is a defect of ours, with its traceback, once for each type and place of error."""
         where = traceback.extract_tb(error.__traceback__, limit=-1)
         key = f"{type(error).__name__} {where}" if where else repr(error)
         if key not in self._reported:

@@ -1,9 +1,9 @@
-"""Requests of the kernel, decoded. Pure: any bytes give the arguments of a call, or one of NOT_A_REQUEST is raised.
+"""Decodes the kernel's requests. Pure: for any bytes, a decoder returns arguments or raises one of NOT_A_REQUEST.
 
-A decoder gets what follows the header, and gives what ops.Filesystem takes behind the caller and the inode where that
-is possible: most are plain tuples, because building a named one costs as much as the rest of the decoding. Names are
-bytes without NUL and '/'. Layouts: abi.py. What the kernel never sends (a name with '/', '.' or '..', an offset beyond
-loff_t) is refused too, so that a file system is never asked for it.
+A decoder gets what follows the header. Where possible it returns what the method of ops.Filesystem takes after the
+caller and the inode, mostly as a plain tuple, because building a named one costs as much as the rest of the decoding.
+Names are bytes without NUL and '/'. The layouts are in abi.py. What the kernel never sends (a name with '/', the names
+'.' and '..', an offset beyond loff_t) is refused too, so that no file system ever gets it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from . import abi
 from .abi import SECOND_NS
 
 SIZE_LIMIT = 16 << 20
-"""Bytes one READ or READDIR may ask for; the kernel's own limit is max_pages (1 MiB as we negotiate)."""
+"""The most bytes that a READ or READDIR may ask for; the kernel's own limit is max_pages (1 MiB as we negotiate)."""
 OFFSET_LIMIT = 1 << 63  # loff_t is signed
 TARGET_LIMIT = 4096  # PATH_MAX, which counts the NUL
 UNNAMEABLE = (b"", b".", b"..")
 SLASH = ord("/")
-"""As a number: looking for one in bytes takes a fifth of the time."""
+"""A number, because searching bytes for a number takes a fifth of the time of searching for b"/"."""
 NOT_A_REQUEST = (ValueError, struct.error)
-"""What a decoder raises of bytes that no kernel sends; struct.error: they are too few."""
+"""What a decoder raises for bytes that no kernel sends; struct.error if they are too few."""
 
 
 class InitRequest(NamedTuple):
@@ -36,7 +36,7 @@ class InitRequest(NamedTuple):
 
 
 class RenameRequest(NamedTuple):
-    """RENAME and RENAME2."""
+    """A decoded RENAME or RENAME2; RENAME has no flags, which is 0 here."""
 
     name: bytes
     new_parent: Ino
@@ -45,7 +45,7 @@ class RenameRequest(NamedTuple):
 
 
 class CreateRequest(NamedTuple):
-    """CREATE; the kernel has applied the umask to mode."""
+    """A decoded CREATE; the kernel has applied the umask to mode."""
 
     name: bytes
     mode: int
@@ -66,12 +66,12 @@ def _checked(name: bytes) -> bytes:
 
 
 def nothing(_body: memoryview) -> tuple[()]:
-    """READLINK, STATFS: the header says it all. OPENDIR too, whose flags we don't need."""
+    """Decode READLINK and STATFS, which have no body, and OPENDIR, whose flags we don't need."""
     return ()
 
 
 def name(body: memoryview) -> tuple[bytes]:
-    """LOOKUP, UNLINK, RMDIR."""
+    """Decode LOOKUP, UNLINK and RMDIR: the name."""
     found, rest = bytes(body).split(b"\0")
     if rest or SLASH in found or found in UNNAMEABLE:
         raise ValueError("no name")
@@ -79,13 +79,13 @@ def name(body: memoryview) -> tuple[bytes]:
 
 
 def forget(body: memoryview) -> int:
-    """FORGET: how many lookups to take back."""
+    """Decode FORGET: how much to subtract from the inode's lookup count."""
     (nlookup,) = abi.FORGET_IN.unpack_from(body)
     return int(nlookup)
 
 
 def batch_forget(body: memoryview) -> list[tuple[int, int]]:
-    """BATCH_FORGET: (ino, nlookup) pairs."""
+    """Decode BATCH_FORGET: (ino, nlookup) pairs."""
     count, _ = abi.BATCH_FORGET_IN.unpack_from(body)
     start = abi.BATCH_FORGET_IN.size
     pairs = list(abi.FORGET_ONE.iter_unpack(body[start : start + count * abi.FORGET_ONE.size]))
@@ -95,7 +95,7 @@ def batch_forget(body: memoryview) -> list[tuple[int, int]]:
 
 
 def getattr(body: memoryview) -> tuple[Fh]:
-    """GETATTR: the file handle, or 0."""
+    """Decode GETATTR: the file handle, or 0."""
     flags, _, fh = abi.GETATTR_IN.unpack_from(body)
     return (fh if flags & abi.GETATTR_FH else Fh(0),)
 
@@ -107,7 +107,7 @@ def _time(valid: int, bit: int, now_bit: int, seconds: int, nanoseconds: int) ->
 
 
 def setattr(body: memoryview) -> tuple[Fh, SetAttr]:
-    """SETATTR: the file handle (or 0) and the changes."""
+    """Decode SETATTR: the file handle (or 0) and the changes."""
     valid, _, fh, size, _, at, mt, ct, an, mn, cn, mode, _, uid, gid, _ = abi.SETATTR_IN.unpack_from(body)
     if max(an, mn, cn) >= SECOND_NS or size >= OFFSET_LIMIT:
         raise ValueError("no time or size")
@@ -125,7 +125,7 @@ def setattr(body: memoryview) -> tuple[Fh, SetAttr]:
 
 
 def symlink(body: memoryview) -> tuple[bytes, bytes]:
-    """SYMLINK: the new name and its target."""
+    """Decode SYMLINK: the new name and its target."""
     new, target = _strings(body, 2)
     if not 0 < len(target) < TARGET_LIMIT:
         raise ValueError("no target")
@@ -133,33 +133,33 @@ def symlink(body: memoryview) -> tuple[bytes, bytes]:
 
 
 def mknod(body: memoryview) -> tuple[bytes, int, int]:
-    """MKNOD: name, mode, rdev; the kernel has applied the umask to mode."""
+    """Decode MKNOD: the name, the mode, to which the kernel has applied the umask, and rdev."""
     mode, rdev, _, _ = abi.MKNOD_IN.unpack_from(body)
     return *name(body[abi.MKNOD_IN.size :]), mode, rdev
 
 
 def mkdir(body: memoryview) -> tuple[bytes, int]:
-    """MKDIR: the name and the mode, to which the kernel has applied the umask."""
+    """Decode MKDIR: the name and the mode, to which the kernel has applied the umask."""
     mode, _ = abi.MKDIR_IN.unpack_from(body)
     return *name(body[abi.MKDIR_IN.size :]), mode
 
 
 def rename(body: memoryview) -> RenameRequest:
-    """RENAME, the form without flags."""
+    """Decode RENAME, the form without flags."""
     (new_parent,) = abi.RENAME_IN.unpack_from(body)
     old, new = _strings(body[abi.RENAME_IN.size :], 2)
     return RenameRequest(_checked(old), new_parent, _checked(new), 0)
 
 
 def rename2(body: memoryview) -> RenameRequest:
-    """RENAME2."""
+    """Decode RENAME2, the form with flags."""
     new_parent, flags, _ = abi.RENAME2_IN.unpack_from(body)
     old, new = _strings(body[abi.RENAME2_IN.size :], 2)
     return RenameRequest(_checked(old), new_parent, _checked(new), flags)
 
 
 def link(body: memoryview) -> tuple[Ino, bytes]:
-    """LINK: the inode that gets another name, and that name (its parent is the header's node)."""
+    """Decode LINK: the inode that gets another name, and that name (its parent is the header's node)."""
     (ino,) = abi.LINK_IN.unpack_from(body)
     return ino, *name(body[abi.LINK_IN.size :])
 
@@ -170,18 +170,16 @@ def _open_request(flags: int, open_flags: int) -> OpenRequest:
 
 
 def open(body: memoryview) -> tuple[OpenRequest]:
-    """OPEN."""
     return (_open_request(*abi.OPEN_IN.unpack_from(body)),)
 
 
 def create(body: memoryview) -> CreateRequest:
-    """CREATE."""
     flags, mode, _, open_flags = abi.CREATE_IN.unpack_from(body)
     return CreateRequest(*name(body[abi.CREATE_IN.size :]), mode, _open_request(flags, open_flags))
 
 
 def read(body: memoryview) -> tuple[Fh, int, int]:
-    """READ, READDIR and READDIRPLUS: (fh, offset, size)."""
+    """Decode READ, READDIR and READDIRPLUS: (fh, offset, size)."""
     fh, offset, size, _, _, _, _ = abi.READ_IN.unpack_from(body)
     if size > SIZE_LIMIT or offset >= OFFSET_LIMIT:
         raise ValueError("too much, or too far")
@@ -189,7 +187,7 @@ def read(body: memoryview) -> tuple[Fh, int, int]:
 
 
 def write(body: memoryview) -> tuple[Fh, int, memoryview, bool]:
-    """WRITE: (fh, offset, payload, kill_suidgid). The payload is a part of `body`, not a copy."""
+    """Decode WRITE: (fh, offset, payload, kill_suidgid). The payload is a part of `body`, not a copy."""
     fh, offset, size, flags, _, _, _ = abi.WRITE_IN.unpack_from(body)
     payload = body[abi.WRITE_IN.size :]
     if size != len(payload) or offset + size >= OFFSET_LIMIT:
@@ -198,19 +196,19 @@ def write(body: memoryview) -> tuple[Fh, int, memoryview, bool]:
 
 
 def handle(body: memoryview) -> tuple[Fh]:
-    """RELEASE, RELEASEDIR and FLUSH: the file handle."""
+    """Decode RELEASE, RELEASEDIR and FLUSH: the file handle."""
     fh, _, _, _ = abi.RELEASE_IN.unpack_from(body)
     return (fh,)
 
 
 def fsync(body: memoryview) -> tuple[Fh, bool]:
-    """FSYNC: (fh, datasync)."""
+    """Decode FSYNC: (fh, datasync)."""
     fh, flags, _ = abi.FSYNC_IN.unpack_from(body)
     return fh, bool(flags & abi.FSYNC_FDATASYNC)
 
 
 def _xattr_name(body: memoryview) -> bytes:
-    """An attribute's name, which may hold a '/'."""
+    """Decode the name of an extended attribute, which may hold a '/'."""
     (found,) = _strings(body, 1)
     if not found:
         raise ValueError("no name")
@@ -218,31 +216,31 @@ def _xattr_name(body: memoryview) -> bytes:
 
 
 def setxattr(body: memoryview) -> tuple[bytes, bytes, int]:
-    """SETXATTR: (name, content, flags)."""
+    """Decode SETXATTR: (name, content, flags)."""
     size, flags = abi.SETXATTR_IN.unpack_from(body)
     split = max(0, len(body) - size)
     return _xattr_name(body[abi.SETXATTR_IN.size : split]), bytes(body[split:]), flags
 
 
 def getxattr(body: memoryview) -> tuple[int, bytes]:
-    """GETXATTR: (room, name); room 0 asks how much is needed."""
+    """Decode GETXATTR: (room in bytes, name); room 0 asks how much room is needed."""
     size, _ = abi.GETXATTR_IN.unpack_from(body)
     return size, _xattr_name(body[abi.GETXATTR_IN.size :])
 
 
 def listxattr(body: memoryview) -> tuple[int]:
-    """LISTXATTR: room; 0 asks how much is needed."""
+    """Decode LISTXATTR: the room in bytes; 0 asks how much room is needed."""
     size, _ = abi.GETXATTR_IN.unpack_from(body)
     return (size,)
 
 
 def removexattr(body: memoryview) -> tuple[bytes]:
-    """REMOVEXATTR: the name."""
+    """Decode REMOVEXATTR: the name."""
     return (_xattr_name(body),)
 
 
 def init(body: memoryview) -> InitRequest:
-    """INIT, with or without the second word of flags."""
+    """Decode INIT, with or without the second word of flags."""
     _, minor, readahead, flags = abi.INIT_IN.unpack_from(body)
     if flags & abi.INIT_EXT and len(body) >= abi.INIT_IN.size + 4:
         flags |= abi.INIT_IN_FLAGS2.unpack_from(body, abi.INIT_IN.size)[0] << 32
@@ -250,13 +248,13 @@ def init(body: memoryview) -> InitRequest:
 
 
 def interrupt(body: memoryview) -> int:
-    """INTERRUPT: `unique` of the request that is no longer wanted."""
+    """Decode INTERRUPT: `unique` of the request that is no longer wanted."""
     (unique,) = abi.INTERRUPT_IN.unpack_from(body)
     return int(unique)
 
 
 def fallocate(body: memoryview) -> tuple[Fh, int, int, int]:
-    """FALLOCATE: (fh, offset, length, mode)."""
+    """Decode FALLOCATE: (fh, offset, length, mode)."""
     fh, offset, length, mode, _ = abi.FALLOCATE_IN.unpack_from(body)
     if offset + length >= OFFSET_LIMIT:
         raise ValueError("too far")
@@ -264,6 +262,6 @@ def fallocate(body: memoryview) -> tuple[Fh, int, int, int]:
 
 
 def lseek(body: memoryview) -> tuple[Fh, int, int]:
-    """LSEEK: (fh, offset, whence)."""
+    """Decode LSEEK: (fh, offset, whence)."""
     fh, offset, whence, _ = abi.LSEEK_IN.unpack_from(body)
     return fh, offset, whence

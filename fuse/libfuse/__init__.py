@@ -1,1 +1,1 @@
-"""The second way to serve a file system: through libfuse, where /dev/fuse can't be spoken directly."""
+"""The second way to serve a file system: through libfuse, where the protocol of /dev/fuse can't be spoken directly."""

@@ -1,10 +1,10 @@
-"""The same Filesystem served through libfuse's path-based interface (mfusepy): macOS, hosts without /dev/fuse.
+"""Serves a Filesystem through libfuse's path-based interface (mfusepy): on macOS, and on hosts without /dev/fuse.
 
-Thin, and with libfuse's limits: paths are walked anew for each call; a file unlinked while open becomes
-`.fuse_hidden*` until it is closed; no passthrough, no survival of a crash, no invalidations (old pages are dropped
-when the file is opened instead).
-Threads: libfuse's, which wait for coroutines of the loop, and one that turns that.
-Importing this loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
+The adapter is thin and has libfuse's limits: each call walks its path anew; a file that is unlinked while it is open
+becomes `.fuse_hidden*` until it is closed; there is no passthrough, the mount does not survive a crash of the server,
+and the kernel gets no invalidations (it drops old pages when the file is opened instead).
+Threads: libfuse's threads wait for coroutines of the event loop, which a thread of its own turns.
+Importing this module loads libfuse (FUSE_LIBRARY_PATH names it where it is not found).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UTIME_NOW = (1 << 30) - 1  # utimensat(2), in tv_nsec
 UTIME_OMIT = (1 << 30) - 2
 LISTING_BYTES = 64 << 10
 KEPT_LOOKUPS = 10_000
-"""Lookups that are not given back yet. Without them the Filesystem would forget each directory after each call."""
+"""Of how many inodes lookups are kept; without them the Filesystem would forget each directory after each call."""
 
 
 def _st(attr: Attr) -> dict[str, int]:
@@ -53,7 +53,7 @@ def _caller() -> Caller:
 
 
 class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no types
-    """libfuse's calls, one method each; paths are text with surrogates for bytes that are not UTF-8."""
+    """Has one method for each call of libfuse. Paths are text, with surrogates for bytes that are not UTF-8."""
 
     use_ns = True
 
@@ -61,10 +61,10 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         self._fs = filesystem
         self._ttl_s = ttl_s
         self._ready = ready
-        self._inodes: dict[int, Ino] = {}  # of open files, by handle
-        self._directories: dict[int, Ino] = {}  # of open directories; their handles are numbers of their own
+        self._inodes: dict[int, Ino] = {}  # the inodes of open files, by handle
+        self._directories: dict[int, Ino] = {}  # of open directories, whose handles are numbered separately
         self._kept: OrderedDict[Ino, int] = OrderedDict()
-        """The loop's."""
+        """How many lookups of each inode are not given back yet. Only the loop's thread may use it."""
 
     def _call(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -80,7 +80,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
     @contextlib.contextmanager
     def _at(self, path: str) -> Iterator[Ino]:
-        """The inode at a path; the lookups that found it are given back some time afterwards."""
+        """Yield the inode at a path; the lookups that found it are given back some time afterwards."""
         names = [name for name in os.fsencode(path).split(b"/") if name]
         found: list[Ino] = []
         try:
@@ -104,23 +104,23 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             yield parent, os.fsencode(name)
 
     def _by_path(self, path: str, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        """args: what comes behind the inode."""
+        """Call the method with the inode at the path and with args."""
         with self._at(path) as ino:
             return self._call(method, ino, *args)
 
     def _by_name(self, path: str, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        """args: what comes behind the caller, the directory and the name."""
+        """Call the method with the caller, the inode of the path's directory, its last name, and args."""
         with self._parent(path) as (parent, name):
             return self._call(method, _caller(), parent, name, *args)
 
     def _made(self, entry: Entry) -> int:
-        """An Entry nobody keeps."""
+        """Give back the lookup of an entry that libfuse does not keep, and return 0 for success."""
         if entry.attr is not None:
             self._give_back([entry.attr.ino])
         return 0
 
     def _give_back(self, inos: list[Ino]) -> None:
-        """Forget lookups, but the latest not yet: what is known of these nodes is wanted again soon."""
+        """Keep these lookups, and forget the oldest ones beyond KEPT_LOOKUPS: nodes are often wanted again soon."""
 
         def keep() -> None:
             for ino in inos:
@@ -135,7 +135,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         return self._inodes[fi.fh], Fh(fi.fh)
 
     def _at_open(self, path: str | None, fi: Any, method: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        """By handle where there is one. args: what comes behind the inode and the handle."""
+        """Call the method with the inode and handle of an open file, or those of the path (handle 0), and with args."""
         if fi is not None and fi.fh in self._inodes:
             return self._call(method, *self._handle(fi), *args)
         return self._by_path(path or "/", method, Fh(0), *args)
@@ -143,7 +143,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     # -- the session
 
     def init_with_config(self, conn: Any, config: Any) -> None:
-        """Settings that libfuse takes only here."""
+        """Make the settings that libfuse takes only here, and report that it is set up."""
         if conn is not None:
             conn.max_write = conn.max_readahead = 1 << 20
             conn.max_background = 64
@@ -174,7 +174,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
         self._by_name(path, self._fs.rmdir)
 
     def symlink(self, target: str, source: str) -> int:
-        """mfusepy's names: `target` is the new link, `source` what it holds."""
+        """Create a symbolic link. The names are mfusepy's: `target` is the path of the link, `source` its content."""
         return self._made(self._by_name(target, self._fs.symlink, os.fsencode(source)))
 
     def rename(self, old: str, new: str, flags: int = 0) -> None:
@@ -188,7 +188,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
     # -- attributes
 
     def change(self, path: str | None, fi: Any, changes: SetAttr) -> None:
-        """chmod, chown, truncate and utimens."""
+        """Carry out chmod, chown, truncate or utimens."""
         self._at_open(path, fi, partial(self._fs.setattr, _caller()), changes)
 
     def chmod(self, path: str | None, mode: int, fi: Any = None) -> None:
@@ -270,7 +270,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
             return fh
 
     def readdir_with_offset(self, path: str | None, offset: int, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
-        """All lines from `offset` on; libfuse stops taking them when its buffer is full."""
+        """Yield all lines from cursor `offset` on; libfuse stops taking them when its buffer is full."""
         ino = self._directories[fh]
         while lines := self._call(self._fs.readdir, ino, Fh(fh), offset, Budget(LISTING_BYTES, plus=False), False):
             for line in lines:
@@ -283,7 +283,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
 
 class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
-    """mfusepy's loop drops what libfuse 3 hands over: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
+    """Passes on what mfusepy's own loop drops of libfuse 3: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
 
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
         self.operations.rename(os.fsdecode(old), os.fsdecode(new), flags)
@@ -325,7 +325,7 @@ def serve(
     ttl_s: float,
     ready: Callable[[], None],
 ) -> str:
-    """Mount and serve until unmounted; how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
+    """Mount, serve until unmounted; return how it ended. ready: called when libfuse is set up. Errors: MountFailed."""
     loop, over = filesystem.loop, threading.Event()
 
     def turn() -> None:

@@ -1,9 +1,9 @@
-"""User metadata by version of an object: what a HEAD said once need not be asked again.
+"""Remembers the user metadata of object versions, so that a second HEAD is not needed.
 
 A version is (etag, Last-Modified in seconds), because a change of metadata alone keeps the etag. An answer given
-within the second of Last-Modified is not kept: a second change in that second would look the same (as git's racily
-clean entries). Some servers keep Last-Modified as well (versitygw): what this mount changes is forgotten, and no answer
-to what was asked before is kept.
+within the second of Last-Modified is not kept, because another change in that second would look the same (as with git's
+racily clean entries). On some servers (versitygw) such a change keeps Last-Modified too. So when this mount changes an
+object, its entry is dropped, and answers to requests that were sent before the change are not kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .statedb import KnownAttributes, StateDb
 
 _BATCH = 256
 _CHANGED_MAX = 4096
-"""Objects of which is remembered when they were changed here; of what was asked before the oldest nothing is kept."""
+"""For how many objects the last change here is remembered; no answer to a request from before the oldest is kept."""
 
 
 def is_racy(info: ObjectInfo) -> bool:
@@ -28,27 +28,27 @@ def is_racy(info: ObjectInfo) -> bool:
 
 
 class AttributeMemory:
-    """Memory of `entries` objects before the database of the mount. On the loop, but for asking()."""
+    """Keeps `entries` objects in memory, before the mount's database. Only for the loop's thread, except asking()."""
 
     def __init__(self, db: StateDb, *, entries: int = 100_000, loop: Loop | None = None) -> None:
-        """loop: its lanes write into the database, which who learns something must not wait for; without it he does."""
+        """loop: its pool threads ("lanes") write to the database, so the loop never waits; None: the caller writes."""
         self._db = db
         self._loop = loop
         self._entries = entries
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
-        """None: the object is no more, or it has others now."""
+        """What the database does not have yet, by key; None: the object was removed or changed: delete its row."""
         self._changes = 0
-        """How often an object was changed here."""
+        """How many changes of objects forget() was told of; the number of a change is this count after it."""
         self._changed: OrderedDict[str, int] = OrderedDict()
-        """Which of these changes was the last one of each object."""
+        """The number of the last change of each object, for the _CHANGED_MAX objects changed last."""
         self._asked_since = 0
-        """What was asked before this change may be older than one that is remembered no more."""
+        """The number of the last change dropped from _changed; an answer to a request from before it is not kept."""
         self._holds_all = db.attributes_at_most == 0
-        """What is not in _recent is not in the database either, where looking costs as much as all the rest."""
+        """Whether _recent has all that the database has; a lookup there costs as much as all the rest of known()."""
 
     def known(self, key: str, etag: ETag, mtime_ns: int) -> tuple[Mapping[str, str], str] | None:
-        """Metadata and content type of this version, or None."""
+        """Return the metadata and content type of this version, None if they are not known."""
         found = self._recent.get(key)
         forgotten = key in self._unsaved and self._unsaved[key] is None
         if found is None and not self._holds_all and not forgotten:
@@ -60,7 +60,8 @@ class AttributeMemory:
         return found.metadata, found.content_type
 
     def asking(self) -> Callable[[ObjectInfo], None]:
-        """To be called before the store is asked; what comes back keeps what it says, unless that is racy."""
+        """Call this before the store is asked. The function that it returns takes an answer, and keeps it unless it is
+        racy or the object was changed here since this call."""
         return partial(self._learn, self._changes)
 
     def _learn(self, changes: int, info: ObjectInfo) -> None:
@@ -71,7 +72,7 @@ class AttributeMemory:
         self._save_later(info.key, row)
 
     def forget(self, key: str) -> None:
-        """The object was removed or changed here; unknown keys are ignored."""
+        """Drop the entry of an object that this mount removed or changed; unknown keys are ignored."""
         self._recent.pop(key, None)
         self._changes += 1
         self._changed[key] = self._changes
@@ -81,12 +82,13 @@ class AttributeMemory:
         self._save_later(key, None)
 
     def save(self) -> None:
-        """Write what is not yet in the database."""
+        """Write to the database what it does not have yet."""
         batch, self._unsaved = self._unsaved, {}
         self._write(batch)
 
     def _write(self, batch: Mapping[str, KnownAttributes | None]) -> None:
-        """Perhaps by a lane. Without room on the disk it is asked for again, or trimmed, later."""
+        """Write a batch, perhaps in a pool thread. On a full disk it is lost: the store is asked again, and rows of
+        removed objects stay until they are trimmed."""
         with suppress(OSError):
             self._db.remember_attributes(
                 [(key, row) for key, row in batch.items() if row is not None],

@@ -1,7 +1,7 @@
-"""The names of directories that are being read in several pieces, so that a new server goes on with the same ones.
+"""Saves the names of each directory that is being read in several calls, so that a new server goes on with these names.
 
-One JSON document for each, named after the handle: file types and names. Written with the first piece when that is not
-the whole, removed at the close.
+Each open directory has a JSON document of file types and names, named after the handle. It is written with the first
+answer, unless that has all names, and removed at the close.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class SavedListings:
-    """Owns one directory. Not locked: who owns it sees to the order."""
+    """Owns one directory. It has no lock: its owner makes one call after another."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -21,7 +21,7 @@ class SavedListings:
         self._saved = {int(path.name) for path in directory.iterdir() if path.name.isdecimal()}
 
     def save(self, fh: int, entries: Iterable[tuple[int, bytes]]) -> None:
-        """Keep (file type, name) in order. A disk that is full is no reason to refuse a listing."""
+        """Save the (file type, name) in this order. Disk errors are ignored: the listing is served without them."""
         temporary = self._directory / "new"
         try:
             temporary.write_text(json.dumps([(kind, os.fsdecode(name)) for kind, name in entries]))
@@ -31,7 +31,7 @@ class SavedListings:
         self._saved.add(fh)
 
     def load(self, fh: int) -> list[tuple[int, bytes]] | None:
-        """What was saved, or None: a server of another version may have written it otherwise."""
+        """Return what was saved; None if nothing was, or if it can't be read (another release may have written it)."""
         if fh not in self._saved:
             return None
         try:
@@ -41,12 +41,12 @@ class SavedListings:
         return [(kind, os.fsencode(name)) for kind, name in entries]
 
     def forget(self, fh: int) -> None:
-        """It was closed; unknown handles are ignored."""
+        """Remove what was saved for a handle, which was closed; unknown handles are ignored."""
         if fh in self._saved:
             self._saved.discard(fh)
             (self._directory / str(fh)).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """A fresh mount: nothing is being read."""
+        """Remove everything: in a fresh mount no directory is being read."""
         for fh in list(self._saved):
             self.forget(fh)

@@ -1,9 +1,9 @@
-"""Which node id the kernel knows by which name: an append-only log, so that a restarted server answers the same ids.
+"""An append-only log of the node ids that the kernel knows and their names, so that a restarted server keeps the ids.
 
-A record is ino, parent ino, kind, length and bytes of the key's tail (text, surrogateescape), length and bytes of the
-local name. The last record of an ino wins (it was renamed, or, with parent 0, given up). A torn last record is ignored.
-Written by write(2) before the kernel hears of the id, so it survives the death of the server; a reboot unmounts, and
-nobody needs it then.
+A record has ino, parent ino, kind, length and bytes of the key's tail (text, surrogateescape), length and bytes of the
+local name. The last record of an ino counts (the node was renamed or, with parent 0, dropped). A torn last record is
+ignored. A record is written by write(2) before the kernel gets the id, so it survives the death of the server; after a
+reboot, which unmounts, the log is not needed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class NodeRecord(NamedTuple):
 
 
 class NodeLog:
-    """Owns one file. Not locked: who owns it sees to the order."""
+    """Owns one file. It has no lock: its owner makes one call after another."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.records = 0
-        """In the file, those that later ones made void included."""
+        """How many records the file has, including those that later records replace."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def append(self, records: list[NodeRecord], dropped: Sequence[int] = ()) -> None:
-        """Record that nodes are no more, and then nodes, in one write. OSError; nothing is recorded then."""
+        """Record in one write which nodes were dropped, then `records`. Errors: OSError; nothing is recorded then."""
         content = b"".join(map(_encode, records))
         if dropped:
             content = b"".join(_HEAD.pack(ino, _NOBODY, 0, 0, 0) for ino in dropped) + content
@@ -52,7 +52,7 @@ class NodeLog:
         self.records += len(records) + len(dropped)
 
     def load(self) -> dict[int, NodeRecord]:
-        """The last record of each ino. What is torn at the end is cut off, so that what is appended can be read."""
+        """Return the last record of each ino. A torn end is cut off, so that records appended later can be read."""
         content = self._path.read_bytes()
         records: dict[int, NodeRecord] = {}
         self.records = 0
@@ -73,7 +73,7 @@ class NodeLog:
         return records
 
     def rewrite(self, records: list[NodeRecord]) -> None:
-        """Replace the log (a fresh mount: by nothing; a restart: by what is still known)."""
+        """Replace the log: by no records in a fresh mount, later by those of the nodes that the kernel still knows."""
         temporary = self._path.with_suffix(".new")
         temporary.write_bytes(b"".join(map(_encode, records)))
         fd = os.open(temporary, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ class NodeLog:
         self._fd, self.records = fd, len(records)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,8 +1,8 @@
-"""Which files are open, and of which version: a table that outlives the server, so that its successor goes on.
+"""A table of the open files and their versions, which outlives the server, so that the next server goes on with them.
 
-One slot of 128 bytes for each open file, in a memory map of a local file: an open costs no system call. The death of
-the process leaves the table in the page cache; a reboot unmounts, and nobody needs it then. A slot counts from the
-moment its first eight bytes, the handle, are not zero: they are written last.
+Each open file has a slot of 128 bytes in a memory map of a local file, so an open costs no system call. The table stays
+in the page cache when the process dies; after a reboot, which unmounts, it is not needed. A slot counts while its first
+eight bytes, the handle, are not zero; they are written last.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ _FIRST_SLOTS = 1024
 
 
 class Opened(NamedTuple):
-    """One open file: flags as open(2) has them.
-
-    tag: what else its file system has to know: of objects the etag, '' when none, or an unusually long one, was open;
-    of NFS who opened it.
-    """
+    """One open file. flags: as in open(2). size: the version's; NFS and SFTP put 0 there.
+    tag: in a mount of a bucket the etag of the open version, '' for none and for one of more than 96 bytes; for NFS the
+    identity of the caller that opened the file."""
 
     fh: int
     ino: int
@@ -38,12 +36,12 @@ class Opened(NamedTuple):
 
 
 class OpenTable:
-    """Owns the file. Not locked: who owns it sees to the order. Without room on the disk it is kept in memory."""
+    """Owns the file. It has no lock: its owner makes one call after another. With a full disk it is only in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._slots: dict[int, tuple[int, int]] = {}
-        """By handle: where its slot begins, and the inode."""
+        """The offset of the slot and the inode, by handle."""
         self._by_ino: defaultdict[int, list[int]] = defaultdict(list)
         had = path.stat().st_size // _SLOT.size if path.exists() else 0
         self._map = self._mapped(max(_FIRST_SLOTS, had) * _SLOT.size)
@@ -54,12 +52,12 @@ class OpenTable:
                 self._by_ino[ino].append(number * _SLOT.size)
             else:
                 self._free.append(number * _SLOT.size)
-        self._free.reverse()  # the first ones are taken first
+        self._free.reverse()  # so that pop() takes the first slots first
 
     def _mapped(self, size: int) -> mmap.mmap:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Not only ftruncate: a page that the disk has no room for would end the process when it is touched.
+            # Not ftruncate alone: an access to a page for which the disk has no room would kill the process (SIGBUS).
             if os.fstat(fd).st_size < size:
                 os.posix_fallocate(fd, 0, size) if hasattr(os, "posix_fallocate") else os.ftruncate(fd, size)
             return mmap.mmap(fd, size)
@@ -69,7 +67,7 @@ class OpenTable:
             os.close(fd)
 
     def load(self) -> list[Opened]:
-        """All that are open, in the order of their handles."""
+        """Return all open files, in the order of their handles."""
         found = []
         for at, _ in self._slots.values():
             fh, ino, flags, length, size, tag = _SLOT.unpack_from(self._map, at)
@@ -77,12 +75,12 @@ class OpenTable:
         return sorted(found)
 
     def clear(self) -> None:
-        """A fresh mount: nothing is open."""
+        """Remove all: in a fresh mount no file is open."""
         for fh in list(self._slots):
             self.remove(fh)
 
     def add(self, fh: int, ino: int, flags: int, tag: str, size: int) -> None:
-        """A file was opened; fh is not zero and not in use."""
+        """Add an open file; fh is not zero and not in the table."""
         if not self._free:
             self._grow()
         at = self._free.pop()
@@ -93,7 +91,7 @@ class OpenTable:
         _HANDLE.pack_into(self._map, at, fh)
 
     def remove(self, fh: int) -> None:
-        """It was closed; unknown handles are ignored."""
+        """Remove a handle that was closed; unknown handles are ignored."""
         if fh not in self._slots:
             return
         at, ino = self._slots.pop(fh)
@@ -104,14 +102,14 @@ class OpenTable:
             del self._by_ino[ino]
 
     def moved_on(self, ino: int, tag: str, size: int) -> None:
-        """Who has this file open goes on with another version: we wrote it, or it grew."""
+        """Record another version for all handles of an inode: this mount or another client wrote the file."""
         if ino in self._by_ino:
             length, tag_bytes = _encoded(tag)
             for at in self._by_ino[ino]:
                 _VERSION.pack_into(self._map, at + _VERSION_AT, length, size, tag_bytes)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the memory map. Idempotent."""
         self._map.close()
 
     def _grow(self) -> None:

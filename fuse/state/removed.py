@@ -1,7 +1,8 @@
-"""Files that were removed while they are open: what a new server needs so that those who have them go on.
+"""Files that were removed while they are open: what a new server needs so that programs can still use them.
 
-One JSON document for each, beside a hard link to its staging file (which goes with the name, as the directory of
-unsent files is kept clean by its journal). Written before the object is removed. A fresh mount needs none of them.
+Each has a JSON document and, if it has a staging file, a hard link to that file; the staging file's own name goes with
+the file, because files without a row in the journal are removed there. Both are made before the object is removed.
+They are not needed in a fresh mount.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import NamedTuple
 
 
 class Removed(NamedTuple):
-    """One file without a name. hidden_key: the object that has its bytes, '' when they are in `content`.
-
-    staging: the name that the journal of unsent files has for those bytes, '' for none.
-    name (bytes as text, surrogateescape) and parent: what it was called. metadata: its attributes, as an object's.
-    """
+    """One removed file. hidden_key: the object that has its bytes, '' when RemovedFiles.content() has them.
+    staging: the name of its staging file in the journal, '' for none. name (bytes as text, surrogateescape) and parent:
+    its name before the removal. metadata: its attributes, as user metadata of an object."""
 
     ino: int
     parent: int
@@ -31,18 +30,18 @@ class Removed(NamedTuple):
 
 
 class RemovedFiles:
-    """Owns one directory; safe for many threads, as each file is one node's, under that node's lock."""
+    """Owns one directory. Safe for threads, because each file belongs to one node, whose lock the caller holds."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def content(self, ino: int) -> Path:
-        """Where the bytes of a file are, when they are not in a hidden object."""
+        """Return the path of a file's bytes, which exists if they are not in a hidden object."""
         return self._directory / f"{ino}.bytes"
 
     def record(self, row: Removed, staging: Path | None) -> None:
-        """Keep a file; staging: the file with its bytes, or None. OSError."""
+        """Keep what is needed of a file. staging: its staging file, or None. Errors: OSError."""
         self.forget(row.ino)
         if staging is not None:
             os.link(staging, self.content(row.ino))
@@ -51,12 +50,12 @@ class RemovedFiles:
         temporary.replace(self._directory / f"{row.ino}.json")
 
     def forget(self, ino: int) -> None:
-        """Nobody has it open any more, or it was not removed after all. Idempotent."""
+        """Drop a file that is not open any more, or that was not removed after all. Idempotent."""
         (self._directory / f"{ino}.json").unlink(missing_ok=True)
         self.content(ino).unlink(missing_ok=True)
 
     def load(self) -> list[Removed]:
-        """All of them; what was being written when a process died is dropped."""
+        """Return all files. What a process had not written completely when it died is removed."""
         found = [Removed(*json.loads(path.read_text())) for path in sorted(self._directory.glob("*.json"))]
         known = {row.ino for row in found}
         for path in self._directory.iterdir():
@@ -65,6 +64,6 @@ class RemovedFiles:
         return found
 
     def clear(self) -> None:
-        """A fresh mount: nothing is open."""
+        """Drop all: in a fresh mount no file is open."""
         for path in self._directory.iterdir():
             path.unlink()

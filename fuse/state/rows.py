@@ -1,4 +1,4 @@
-"""What the state database and the log of young rows say: of unsent files, of what was begun."""
+"""The rows of the state database (statedb.py) and of the log of young rows (youngrows.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class Unsent(NamedTuple):
-    """One row of `unsent`; keys are text with surrogateescape. The fields: see statedb.py."""
+    """One row of the table `unsent`, whose fields statedb.py explains; keys are text with surrogateescape."""
 
     staging: str
     key: str
@@ -30,7 +30,7 @@ class Unsent(NamedTuple):
 
 
 class NotedUpload(NamedTuple):
-    """One row of `uploads`."""
+    """One row of the table `uploads`; note: its id."""
 
     note: UploadNote
     key: str
@@ -39,25 +39,23 @@ class NotedUpload(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What an intent is about: one version of the source, or what was there before it was put off."""
+    """What an intent is about: one version of the source, or else whatever was there before the intent was put off."""
 
     etag: str = ""
-    """That version; '' unknown."""
+    """The version of the source; '' when unknown."""
     put_off_ns: int = 0
-    """When, by our clock; 0: never."""
+    """When the intent was put off (postponed, so that its names may be used again), by our clock; 0: never."""
     replaced: str = ""
-    """An object that goes in the end, of the version replaced_etag; '' for none."""
+    """The key of another object that the intent removes in the end, of version replaced_etag; '' for none."""
     replaced_etag: str = ""
     began_ns: int = 0
-    """By the store's clock: what is older was there when it was begun; 0 unknown."""
+    """When the intent was begun, by the store's clock; 0 unknown, 1: the bytes of the source had not been sent then."""
     over: str | None = None
-    """The version of the target then, '' for none; None: unknown."""
+    """The version of the target when the intent was begun, '' for none; None: unknown."""
 
     def includes(self, etag: str, mtime_ns: int) -> bool:
-        """Whether this version of an object is meant, or could be; mtime_ns: its LastModified.
-
-        Times are compared by the store's clock, of which some answers tell whole seconds only.
-        """
+        """Whether the intent is, or may be, about this version of an object. mtime_ns: its LastModified, compared with
+        began_ns in whole seconds, because some answers of the store have no smaller unit."""
         if self.etag:
             return etag == self.etag
         if self.began_ns and self.put_off_ns:
@@ -66,9 +64,9 @@ class Subject(NamedTuple):
 
 
 class Intent(NamedTuple):
-    """One row of `begun`: what must be finished. kind: 'rename-file', 'rename-directory', 'discard', or 'remove' (the
-    second half of a 'rename-file': target is the version of the source then). move: where a rename puts its node.
-    """
+    """One row of the table `begun`: a change that must be finished. kind: 'rename-file', 'rename-directory', 'discard'
+    or 'remove', the second half of a 'rename-file', whose `target` is the etag that the source had. move: the record of
+    the node after a rename."""
 
     id: int
     kind: str
@@ -79,12 +77,12 @@ class Intent(NamedTuple):
 
 
 def as_text(key: str | bytes) -> str:
-    """What as_stored() was given."""
+    """Return the key that as_stored() was given."""
     return key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
 
 
 def as_stored(key: str) -> str | bytes:
-    """Text where it is text (readable with the sqlite3 tool), bytes where it is not UTF-8."""
+    """Return a key as the database has it: text (readable with the sqlite3 tool), or bytes if it is not UTF-8."""
     try:
         key.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""The database of one mount: unsent files, rename intents, and attributes known by version.
+"""The state database of one mount: the journal of unsent files, multipart uploads and intents, and known attributes.
 
-Local state only: the objects are the truth. WAL with synchronous=NORMAL: a commit survives the death of our processes
-at once, and a power cut after the next checkpoint. One connection, shared under a lock; every call is a few
-microseconds to a few hundred.
+It has local state only: the objects are the truth. In WAL mode with synchronous=NORMAL a commit survives the death of
+our processes at once, and a power cut after the next checkpoint or sync(). All threads share one connection under a
+lock; a call takes a few microseconds to a few hundred.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .youngrows import LONG_BYTES, NAME, YoungRows
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
-"""The write-ahead log's size after a checkpoint, at most; SQLite makes one at every 1000 pages, which is about this."""
+"""The most bytes of the write-ahead log after a checkpoint; SQLite makes a checkpoint every 1000 pages, about 4 MiB."""
 _FORGOTTEN_MAX = 64
-"""Rows of files that are removed, before they are removed as well."""
+"""How many rows of removed staging files may stay before all of them are deleted in one transaction."""
 
 _SCHEMA = """
 -- A file whose bytes are not all in the store. One row per staging file.
@@ -64,7 +64,7 @@ create table if not exists attributes(
 
 
 def boot_id() -> str:
-    """Another one after each start of the kernel, when what was only in memory is gone; '' where nobody tells."""
+    """Return an id that differs after each boot, which loses all that was only in memory; '' where there is none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -72,7 +72,7 @@ def boot_id() -> str:
 
 
 class KnownAttributes(NamedTuple):
-    """One row of `attributes`."""
+    """One row of the table `attributes`."""
 
     etag: str
     mtime_s: int
@@ -81,7 +81,7 @@ class KnownAttributes(NamedTuple):
 
 
 class StateDb:
-    """Opens or makes the database; safe for many threads."""
+    """The database, which is made if there is none. Safe for threads."""
 
     def __init__(self, path: Path, *, attribute_rows: int = 2_000_000) -> None:
         self._lock = threading.RLock()
@@ -92,18 +92,18 @@ class StateDb:
         self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
         self._connection.executescript(_SCHEMA)
         self._forgotten: set[str] = set()
-        """Staging files whose rows are still there: their files are removed, or the disk had no room to remove rows."""
+        """The staging files whose rows count no more but are not deleted yet."""
         self._ended: set[int] = set()
-        """Intents that the disk had no room to remove."""
+        """The ended intents whose rows are not deleted yet."""
         self._rows = {row[0] for row in self._connection.execute("select staging from unsent")}
-        """Staging files with a row in the database."""
+        """The staging files with a row in the database."""
         last = self._connection.execute("select id from boots").fetchone()
         self.rebooted = last is not None and last[0] != boot_id()
-        """Whether the machine was started anew since: its last moments may be missing here. Until seen_boot()."""
+        """Whether the machine has rebooted since the last seen_boot(), so that the latest commits may be missing."""
         self._young = YoungRows(path.with_name(NAME))
         young = (row._replace(unsynced=row.unsynced or self.rebooted) for row in self._young.load())
         self._young.rows = {row.staging: row for row in young if row.staging not in self._rows}
-        with suppress(OSError):  # the disk is full: they stay where they are
+        with suppress(OSError):  # the disk is full: the young rows stay in their log
             self._take_young()
         self._wal_path = f"{path}-wal"
         self._wal = -1
@@ -111,15 +111,15 @@ class StateDb:
         self._synced = self._wanted = 0
         self._attribute_rows = attribute_rows
         self._anothers_attributes = False
-        """Those in the database were told to other credentials, and could not be removed."""
+        """Whether the attributes in the database were read with other credentials and could not be deleted."""
         self.attributes_at_most = 0
-        """Rows of attributes, and how often one was written since they were counted: no fewer than there are."""
+        """An upper bound of the rows of `attributes`: their number when last counted, and all writes since."""
         self._trim_attributes()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Write what is pending, and close the database. Idempotent."""
         with self._lock:
-            with suppress(OSError, sqlite3.ProgrammingError):  # the disk is full; closed before
+            with suppress(OSError, sqlite3.ProgrammingError):  # the disk is full; the database is closed already
                 self.drop_forgotten()
                 self._take_young()
             self._young.close()
@@ -129,10 +129,8 @@ class StateDb:
             os.close(wal)
 
     def sync(self) -> None:
-        """Bring all that was committed to the disk itself; calls that come together share one sync. OSError.
-
-        A commit is in the write-ahead log, which SQLite syncs only before it moves pages into the database.
-        """
+        """Bring all commits to the disk itself; simultaneous calls share one sync. Errors: OSError.
+        A commit is in the write-ahead log, which SQLite syncs only before it moves pages into the database."""
         with self._lock:
             self._wanted = mine = self._wanted + 1
         with self._syncing:
@@ -146,7 +144,7 @@ class StateDb:
             self._synced = reached
 
     def seen_boot(self) -> None:
-        """What a start of the machine makes of what is here is settled. Without room for that it is settled again."""
+        """Record that the effects of a reboot have been dealt with; with a full disk the next mount does so again."""
         with self._lock, suppress(OSError), self._transaction():
             self._connection.execute("delete from boots")
             self._connection.execute("insert into boots values(?)", (boot_id(),))
@@ -155,10 +153,8 @@ class StateDb:
     # -- unsent files
 
     def record_unsent(self, row: Unsent, *, lasting: bool = False) -> None:
-        """Insert, or replace the row of the same staging file. OSError(ENOSPC) when the disk is full.
-
-        lasting: sync() is to bring it to the disk itself; else it is one of youngrows.py, as long as it is young.
-        """
+        """Insert a row, or replace that of the same staging file. Errors: OSError(ENOSPC) when the disk is full.
+        lasting: put the row where sync() brings it to the disk itself; else it may be a young row (youngrows.py)."""
         with self._lock:
             if self._young.size > LONG_BYTES:
                 self._take_young()
@@ -180,7 +176,7 @@ class StateDb:
         self._rows.update(row.staging for row in rows)
 
     def _take_young(self, staging: str | None = None) -> None:
-        """Put young rows where they last; all, or that of one file. OSError; they stay then."""
+        """Move all young rows, or that of one staging file, into the database. Errors: OSError; they stay then."""
         young = self._young.rows
         rows = list(young.values()) if staging is None else [young[staging]] if staging in young else []
         if rows:
@@ -191,10 +187,8 @@ class StateDb:
             self._young.drop(staging)
 
     def forget_unsent(self, staging: str, *, removed: bool = False) -> None:
-        """The bytes are in the store, or nobody wants them any more. A full disk does not keep it from being so.
-
-        removed: the file is already: a row without its file counts for nothing, so it may stay.
-        """
+        """Drop a row: the bytes are in the store, or not wanted any more. A full disk only delays the deletion.
+        removed: the staging file is removed already; a row without its file counts for nothing, so it may stay."""
         with self._lock:
             self._young.drop(staging, removed=removed)
             if staging in self._rows:
@@ -203,7 +197,7 @@ class StateDb:
                     self.drop_forgotten()
 
     def drop_forgotten(self) -> None:
-        """Remove the rows that are forgotten, and what has ended, as far as the disk lets us."""
+        """Delete the rows of forgotten files and ended intents; with a full disk they stay for the next call."""
         with self._lock:
             if not self._forgotten and not self._ended:
                 return
@@ -217,13 +211,13 @@ class StateDb:
                 self._ended.clear()
 
     def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
-        """Why a file that belongs to no node could not be sent. A full disk does not keep it from being tried again."""
+        """Record why a file that belongs to no node could not be sent; on a full disk this does nothing."""
         with self._lock, suppress(OSError), _disk_errors():
             self._take_young(staging)
             self._connection.execute("update unsent set error=?, stuck=? where staging=?", (error, stuck, staging))
 
     def unsent(self) -> list[Unsent]:
-        """All rows, oldest first."""
+        """Return all rows, oldest first."""
         with self._lock:
             rows = map(_unsent, self._connection.execute("select * from unsent"))
             lasting = [row for row in rows if row.staging not in self._forgotten]
@@ -232,7 +226,7 @@ class StateDb:
     # -- multipart uploads
 
     def upload_begun(self, key: str, since_ns: int) -> UploadNote:
-        """One is about to be asked for. OSError(ENOSPC)."""
+        """Record, before the request, that an upload will be created; return its note. Errors: OSError(ENOSPC)."""
         with self._lock, _disk_errors():
             cursor = self._connection.execute(
                 "insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)
@@ -241,17 +235,17 @@ class StateDb:
             return UploadNote(cursor.lastrowid)
 
     def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
-        """The store named it. Without room for that it is found by its key."""
+        """Record the id that the store gave an upload; with a full disk the upload is found by its key later."""
         with self._lock, suppress(OSError), _disk_errors():
             self._connection.execute("update uploads set upload_id=? where id=?", (upload_id, note))
 
     def upload_ended(self, note: UploadNote) -> None:
-        """It was completed or aborted. Without room for that the next start aborts what is no more."""
+        """Drop an upload that was completed or aborted; with a full disk the next start tries to abort it again."""
         with self._lock, suppress(OSError), _disk_errors():
             self._connection.execute("delete from uploads where id=?", (note,))
 
     def uploads(self) -> list[NotedUpload]:
-        """All that were begun and not ended."""
+        """Return all uploads that were begun and not ended."""
         with self._lock:
             rows = self._connection.execute("select id, key, upload_id, since_ns from uploads order by id").fetchall()
         return [NotedUpload(note, as_text(key), upload_id, since_ns) for note, key, upload_id, since_ns in rows]
@@ -261,7 +255,7 @@ class StateDb:
     def begin(
         self, kind: str, source: str, target: str, move: NodeRecord | None = None, subject: Subject | None = None
     ) -> Intent:
-        """Record what is about to be done, to what, and the record that its node will have then. OSError."""
+        """Record a change before it is made. move: the record that the node will have then. Errors: OSError."""
         intent = Intent(0, kind, source, target, move, subject or Subject())
         with self._lock, _disk_errors():
             cursor = self._connection.execute("insert into begun(intent) values(?)", (_stored_intent(intent),))
@@ -269,7 +263,8 @@ class StateDb:
             return intent._replace(id=cursor.lastrowid)
 
     def put_off(self, intent: Intent, now_ns: int) -> Intent:
-        """It could not be ended, and names are used again: what is written from now on is not its subject. OSError."""
+        """Record that an intent was postponed; its names may be used again, so it is not about what is written from now
+        on. Return the new intent. Errors: OSError."""
         later = intent._replace(subject=intent.subject._replace(put_off_ns=intent.subject.put_off_ns or now_ns))
         with self._lock, _disk_errors():
             self._update_intent(later)
@@ -279,14 +274,12 @@ class StateDb:
         self._connection.execute("update begun set intent=? where id=?", (_stored_intent(intent), intent.id))
 
     def moved(self, intent: Intent, etag: str, settled: Sequence[str] = ()) -> None:
-        """The file of a 'rename-file' has its content at the target; what is left is to remove the source.
-
-        etag: the source's version, '' if it is not known. settled: staging files that count no more: with unsent bytes
-        that this rename sent there, or that it replaced.
-        """
+        """Record that the file of a 'rename-file' is at the target, so that only the source is left to be removed.
+        etag: the source's version, '' if it is not known. settled: the staging files whose rows are deleted, because
+        the rename has sent their bytes to the target or replaced them. Errors: OSError."""
         with self._lock:
             for staging in settled:
-                self._take_young(staging)  # what is one transaction can't be in two files
+                self._take_young(staging)  # only rows in the database can be part of the transaction
             with self._transaction():
                 self._update_intent(intent._replace(kind="remove", target=etag))
                 self._connection.executemany("delete from unsent where staging=?", [(name,) for name in settled])
@@ -294,13 +287,13 @@ class StateDb:
             self._forgotten.difference_update(settled)
 
     def end(self, intent: Intent) -> None:
-        """It is done, or was undone. A full disk does not keep it from being so while this process lives."""
+        """Drop an intent that is done or was undone; with a full disk this process deletes its row later."""
         with self._lock:
             self._ended.add(intent.id)
             self.drop_forgotten()
 
     def intents(self) -> list[Intent]:
-        """What was begun and not ended, in order."""
+        """Return the intents that were begun and not ended, in the order of their begin."""
         with self._lock:
             rows = self._connection.execute("select id, intent from begun order by id").fetchall()
         return [_intent(*row) for row in rows if row[0] not in self._ended]
@@ -308,7 +301,7 @@ class StateDb:
     # -- attributes
 
     def attributes_are_of(self, reader: str) -> None:
-        """Forget what other credentials than the reader's were told; without room for that, don't use it."""
+        """Delete the attributes if they were read with other credentials than `reader`; on a full disk, ignore them."""
         with self._lock:
             last = self._connection.execute("select id from readers").fetchone()
             if last is not None and last[0] == reader:
@@ -321,7 +314,7 @@ class StateDb:
                 self._anothers_attributes, self.attributes_at_most = False, 0
 
     def attributes(self, key: str) -> KnownAttributes | None:
-        """What is known of an object, of whatever version."""
+        """Return what is known of an object, of whatever version."""
         if self._anothers_attributes:
             return None
         with self._lock:
@@ -331,7 +324,7 @@ class StateDb:
         return None if row is None else KnownAttributes(row[0], row[1], json.loads(row[2]), row[3])
 
     def remember_attributes(self, rows: Sequence[tuple[str, KnownAttributes]], removed: Sequence[str] = ()) -> None:
-        """Keep what HEADs said, and nothing of objects that were removed, in one transaction. OSError."""
+        """Store rows and delete those of removed or changed objects, in one transaction. Errors: OSError."""
         values = [(as_stored(key), a.etag, a.mtime_s, json.dumps(a.metadata), a.content_type) for key, a in rows]
         with self._transaction():
             self._connection.executemany("insert or replace into attributes values(?,?,?,?,?)", values)
@@ -341,7 +334,7 @@ class StateDb:
                 self._trim_attributes()
 
     def _trim_attributes(self) -> None:
-        """Leave half of the limit when it is (nearly) reached, so that they are not counted all the time."""
+        """Count the rows; at 3/4 of the limit delete down to a half, so that they need not be counted often."""
         (count,) = self._connection.execute("select count(*) from attributes").fetchone()
         if count > self._attribute_rows * 3 // 4:
             surplus = count - self._attribute_rows // 2
@@ -359,14 +352,14 @@ class StateDb:
                 yield
                 self._connection.execute("commit")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite may have rolled back itself
+                if self._connection.in_transaction:  # not if SQLite has rolled back by itself
                     self._connection.execute("rollback")
                 raise
 
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """What SQLite says of the disk, as the disk would have said it to whoever writes."""
+    """Turn an OperationalError of SQLite into an OSError: ENOSPC when the disk is full, EIO otherwise."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -398,10 +391,10 @@ def _intent(number: int, stored: str) -> Intent:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open it, also when a server that died still locks it.
+    """Open the database, also if a server that died still locks it.
 
-    That one may hold its locks until a thread of it that the kernel keeps gets an answer, which only we can give
-    (supervisor/serverprocess.py). It will never write again, so a copy of the files is the database from now on.
+    A dead server holds its locks while the kernel keeps one of its threads, which waits for an answer that only the new
+    server can give (supervisor/serverprocess.py). It never writes again, so a copy of the files becomes the database.
     """
     connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
     try:

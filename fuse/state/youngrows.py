@@ -1,9 +1,9 @@
-"""Unsent files that are young: a line each at the end of a log, where a transaction costs ten times as much.
+"""A log of the rows of young unsent files: a line at its end costs a tenth of a transaction of the database.
 
-Most files are in the store a moment after they were made, and then nobody asks for their rows. A line is the JSON of an
-Unsent, or the name of a staging file whose row counts no more; a row whose file is removed counts for nothing either.
-write(2) puts it where it outlives the death of all processes; what is to outlive a power cut goes to the database, and
-so does what the next process finds here (StateDb). A line that is cut off or damaged is ignored.
+Most files are in the store a moment after they were made, and their rows are never read. A line is the JSON of an
+Unsent, or the name of a staging file whose row is dropped; a row whose file is removed counts for nothing either.
+A line is written by write(2), so it survives the death of all processes. Rows that must survive a power cut go to the
+database, as do the rows that the next process finds here (StateDb). A line that is cut off or damaged is ignored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .rows import Unsent
 NAME = "unsent.log"
 _EMPTIED_BYTES = 1 << 20
 LONG_BYTES = 4 << 20
-"""Of a log that is so long the database should take what is here, so that it can begin anew."""
+"""The size of the log from which on the database should take over its rows, so that the log can be emptied."""
 
 
 class YoungRows:
-    """Owns the file. Not locked: its database's lock covers it.
+    """Owns the log. It has no lock: the lock of its database guards it.
 
-    INVARIANT: what load() would give are the rows, and some of which the files are removed.
+    INVARIANT: load() would return `rows`, and perhaps others whose files are removed or whose names are in _unsaid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,14 +34,14 @@ class YoungRows:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.size = os.fstat(self._fd).st_size
         self._unsaid = b""
-        """Names that the disk had no room for."""
+        """The lines of dropped rows for which the disk had no room; they are written with the next line."""
 
     def load(self) -> list[Unsent]:
-        """What an earlier process left."""
+        """Return the rows that an earlier process left."""
         found: dict[str, Unsent] = {}
         whole, _, _ = self._path.read_bytes().rpartition(b"\n")
         for text in whole.split(b"\n"):
-            with suppress(ValueError, TypeError):  # a later release may have fields that we don't know, but not fewer
+            with suppress(ValueError, TypeError):  # a later release may have more fields than this one, but not fewer
                 line = json.loads(text)
                 if isinstance(line, str):
                     found.pop(line, None)
@@ -51,12 +51,12 @@ class YoungRows:
         return list(found.values())
 
     def put(self, row: Unsent) -> None:
-        """Insert, or replace the row of the same file. OSError(ENOSPC); the row that was there stays then."""
+        """Insert a row, or replace that of the same staging file. Errors: OSError(ENOSPC); the old row stays then."""
         self._append(json.dumps(row._asdict()).encode())
         self.rows[row.staging] = row
 
     def drop(self, staging: str, *, removed: bool = False) -> None:
-        """It counts no more; without room on the disk that is said with the next line. removed: its file is."""
+        """Drop a row; on a full disk the line for that is written later. removed: its staging file is gone already."""
         if self.rows.pop(staging, None) is None:
             return
         if not self.rows and self.size > _EMPTIED_BYTES:
@@ -69,12 +69,12 @@ class YoungRows:
                 self._unsaid += name + b"\n"
 
     def clear(self) -> None:
-        """Begin anew, without rows. OSError."""
+        """Empty the log and drop all rows. Errors: OSError."""
         os.ftruncate(self._fd, 0)
         self.rows, self.size, self._unsaid = {}, 0, b""
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the log. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,11 +1,11 @@
 """The contract of an object store: what every adapter promises and tests/contract checks.
 
-Keys are `str` with surrogateescape: `key.encode("utf-8", "surrogateescape")` gives the exact bytes of the key. They are
-relative to nothing: an adapter is bound to one bucket and takes whole keys, sent exactly as they are (`dir/`, `a//b`,
-`/a` and `a/./b` are ordinary keys). Metadata keys are lower-case without the `x-amz-meta-` prefix; values are ASCII.
-All calls are coroutines: on a loop they wait without holding it up, and in a thread without one `fuse.loop.now` has
-them block (store/blocking.py is that for all calls). They are bounded by the adapter's deadline, and raise only
-datastore.errors.StoreError subclasses. They do not retry: store/retrying.py does, by `transient`.
+Keys are `str` with surrogateescape: `key.encode("utf-8", "surrogateescape")` gives the exact bytes of the key. An
+adapter is bound to one bucket and takes whole keys, which are sent exactly as they are (`dir/`, `a//b`, `/a` and
+`a/./b` are ordinary keys). Metadata keys are lower-case without the `x-amz-meta-` prefix; values are ASCII.
+All calls are coroutines: on an event loop they await without blocking it, and in a thread without a loop
+`fuse.loop.now` runs them by blocking the thread (store/blocking.py does so for all calls). They end within the
+adapter's deadline, and raise only StoreErrors. Adapters do not retry: store/retrying.py retries `transient` errors.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from typing import NamedTuple, NewType, Protocol, Self
 from datastore.errors import StoreError
 
 ETag = NewType("ETag", str)
-"""As the server sent it, without the surrounding quotes."""
+"""An etag as the server sent it, without the surrounding quotes."""
 PartNumber = NewType("PartNumber", int)
-"""1-based, at most 10,000, without gaps: AWS asks for that where parts have checksums."""
+"""The number of a part, 1 to 10,000; there are no gaps, as AWS requires where parts have checksums."""
 UploadId = NewType("UploadId", str)
 
 Body = bytes | bytearray | memoryview
 
 WHOLE_BYTES = 16 << 20
-"""The largest body that a GET without a range takes: what is larger is asked for in ranges."""
+"""The largest object that a GET without a range accepts, in bytes; larger objects are read in ranges."""
 PENDING_UPLOADS = 10_000
-"""So many unfinished uploads are shown at most; who ended these asks again."""
+"""The most unfinished uploads that pending_uploads() returns; to see others, the caller ends these and asks again."""
 
 _PIECE_BYTES = 256 << 10
-"""What is read of a file at once: it stays in the processor's cache."""
+"""How much of a file is read at once, in bytes: little enough to stay in the processor's cache."""
 
 
 class FilePart:
-    """Bytes of an open file as the body of a part: where nothing has to look at them, they never become ours.
+    """A range of an open file as the body of a part, which can be sent without passing through this process's memory.
 
-    Owns its descriptor: a context manager. What is changed in the file before the server has the part may be sent so.
+    It owns its descriptor: use it as a context manager. Changes of the file may be sent until the server has the part.
     """
 
     __slots__ = ("fd", "start", "stop")
 
     def __init__(self, fd: int, start: int, stop: int) -> None:
-        """fd: becomes ours."""
+        """fd: closed by this object."""
         self.fd = fd
         self.start = start
         self.stop = stop
@@ -59,14 +59,12 @@ class FilePart:
         os.close(self.fd)
 
     def read(self) -> bytes:
-        """All of it; what the file has lost meanwhile as zeros. OSError."""
+        """Return all bytes, with zeros for those that the file has lost by being shortened. Errors: OSError."""
         return os.pread(self.fd, len(self), self.start).ljust(len(self), b"\0")
 
     def pieces(self) -> Iterator[memoryview]:
-        """The same, little by little; each is overwritten by the next.
-
-        Not by mmap(2): who shortens the file meanwhile would end this process.
-        """
+        """Yield the bytes of read() in pieces; each piece is overwritten by the next one. Errors: OSError.
+        mmap(2) is not used: shortening the file while it is mapped would end this process."""
         at = self.start
         with memoryview(bytearray(min(_PIECE_BYTES, len(self)))) as piece:
             while at < self.stop:
@@ -77,7 +75,7 @@ class FilePart:
 
 
 def in_memory(body: Body | FilePart) -> Body:
-    """The bytes of a body."""
+    """Return the bytes of a body; those of a FilePart are read from the file. Errors: OSError."""
     return body.read() if isinstance(body, FilePart) else body
 
 
@@ -97,19 +95,20 @@ class ListedObject(NamedTuple):
     mtime_ns: int
     """LastModified, nanoseconds since the epoch (the server's resolution, often 1 ms or 1 s)."""
     said: str | None = None
-    """Metadata and content type, packed(), just as a HEAD would show them; None: the listing does not tell."""
+    """Metadata and content type as packed() by packed.py, equal to a HEAD's; None: the listing does not show them."""
 
 
 SYSTEM = ":"
-"""Begins the names of what S3 keeps beside user metadata, among them: no header of a user's can be named so."""
+"""The first character of the metadata names that are not the user's; the name of a user's header cannot contain it."""
 SYSTEM_HEADERS = ("cache-control", "content-disposition", "content-encoding", "content-language")
-"""`:cache-control` and so on: they are kept as user metadata are (S3 user guide, system-defined object metadata)."""
+"""Kept in metadata as `:cache-control` and so on (S3 user guide, system-defined object metadata)."""
 TAGGED = ":tagged"
-"""The object has tags, which a HEAD only counts: its key, percent-encoded. What is written in its place gets them."""
+"""The metadata name that marks an object with tags, which a HEAD only counts. The value is its percent-encoded key: an
+object that is written with this entry gets the tags of that key."""
 
 
 def user_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Without what is S3's own."""
+    """Return the metadata without the entries whose names begin with SYSTEM."""
     return {name: text for name, text in metadata.items() if not name.startswith(SYSTEM)}
 
 
@@ -121,7 +120,7 @@ class ListPage(NamedTuple):
     next_token: str | None
     """Continuation token, None when the listing is complete."""
     digest: bytes = b""
-    """Of what the page says, not of how it was asked for: pages of one digest are the same. b"": not known."""
+    """Hash of what the page says, not of how it was asked for: pages of equal digests are equal. b"": not known."""
 
 
 class ObjectInfo(NamedTuple):
@@ -141,11 +140,11 @@ class ObjectInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a write left behind."""
+    """The version of an object that a write made."""
 
     etag: ETag
     mtime_ns: int
-    """The server's time of the write where it says so (Date or LastModified), else 0."""
+    """When the server wrote it (LastModified or Date), nanoseconds since the epoch; 0 when the server does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +152,8 @@ class WriteOptions:
     """How an object is written.
 
     if_none_match: create only; AlreadyExists when the key is taken. if_match: replace only this version;
-    PreconditionFailed otherwise. At most one of the two is set. legal_hold: in a bucket with object lock nobody can
-    remove this version of the object until set_legal_hold() ends that.
+    PreconditionFailed otherwise. At most one of the two is set. legal_hold: nobody can remove this version of the
+    object until set_legal_hold() ends the hold (only in a bucket with object lock).
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -166,27 +165,27 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a server can do; probed or known, never guessed from its name."""
+    """What a server can do, as learned from its answers; never guessed from its host name."""
 
     hides_below_files: bool = False
     """`a` and `a/b` can both exist, but no listing shows `a/b` then."""
     max_key_segment_bytes: int = 1024
-    """Longest part of a key between slashes (255 where keys are files of a disk)."""
+    """The longest part of a key between slashes, in bytes (255 where each key is a file of a disk)."""
     max_new_segment_bytes: int = 1024
-    """Longest one of what is written, and can be written again."""
+    """The longest part of a key between slashes that can be written and later replaced, in bytes."""
     listed_metadata: bool = False
-    """Listings show the metadata of objects that may be read."""
+    """Listings can show the metadata of the objects that these credentials may read."""
 
 
 class Shown(NamedTuple):
-    """A key that is to be asked for, and the version that a listing showed of it; "": none is known."""
+    """A key to ask for, and the etag that a listing showed for it; "": none is known."""
 
     key: str
     etag: ETag = ETag("")
 
 
 class ObjectVersion(NamedTuple):
-    """One version of an object, whose bytes never change; `size` is the whole object's, bytes."""
+    """One version of an object, whose bytes never change; `size` is that of the whole object, in bytes."""
 
     key: str
     etag: ETag
@@ -194,25 +193,25 @@ class ObjectVersion(NamedTuple):
 
 
 GetFeed = Callable[[], ObjectVersion | None]
-"""The next version, asked for whenever there is a connection for it; None: there is no other one now."""
+"""Returns the next version to get; it is called whenever a connection is free. None: there is none now."""
 
 HeadSink = Callable[[int, ObjectInfo | StoreError], None]
-"""Takes what is said of one of several objects, or why nothing is: its place among those asked for, and the answer.
-Called while other answers are on their way: it asks the store for nothing, and raises no StoreError. What else it
-raises ends the call."""
+"""Takes the answer for one of several objects: its index in the sequence of objects, and its facts or an error. It is
+called while other requests are under way: it must not call the store, nor raise a StoreError. Any other exception that
+it raises ends the call."""
 
 
 GetSink = Callable[[ObjectVersion, tuple[Body, ObjectInfo] | None], None]
-"""Takes the bytes of one of several objects, as many as its size, which are the sink's to keep; None: it was not that
-version, or there was another failure, which get() says. Called as a HeadSink is."""
+"""Takes all bytes of one of several objects; the sink may keep them. None: the object is no longer that version, or the
+request failed; get() tells why. It is called under the same rules as a HeadSink."""
 
 Sink = Callable[[ObjectInfo, int, Body], None]
-"""Takes a body as it comes: the object's facts, where in what was asked for the bytes belong, and the bytes, ascending.
-The bytes are the sink's to keep. An attempt that failed is repeated from offset 0. What a sink raises ends it."""
+"""Takes a body in ascending pieces: the object's facts, the offset in what was asked for, and the piece, which the sink
+may keep. A failed attempt is repeated from offset 0. An exception of the sink ends the call."""
 
 
 def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:
-    """The answer of a get() that had the whole body at once."""
+    """Return the answer of a get() whose body came at once; if there is a sink, it is given the body."""
     if sink is None:
         return answer
     sink(answer[1], 0, answer[0])
@@ -253,18 +252,14 @@ class ObjectStore(Protocol):
         unless: bytes = b"",
     ) -> ListPage:
         """One page of the keys that start with `prefix` (ListObjectsV2); `delimiter` is '' or '/'.
-
-        unless: the digest of a page that is known; the same page comes without its contents and token.
-        """
+        unless: the digest of a page that the caller has; if the page is still the same, only the digest is returned."""
 
     async def head(self, key: str) -> ObjectInfo:
-        """The object's facts; NotFound when there is none."""
+        """Return the object's facts. Errors: NotFound."""
 
     async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """The facts of up to 1,000 objects, each once, in any order: as of head(), whose errors are answers here.
-
-        What is shown of an object is no condition; where nothing is, it takes longer. On a loop only.
-        """
+        """Give the sink the facts of up to 1,000 objects, each once, in any order.
+        An error that head() would raise is an answer here. The listed etags are no condition. On an event loop only."""
 
     async def get(
         self,
@@ -274,17 +269,15 @@ class ObjectStore(Protocol):
         if_match: ETag | None = None,
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        """The object's bytes, all (up to WHOLE_BYTES) or a range; with a sink it gets them, the answer has b"" instead.
+        """Return the object's bytes, all (up to WHOLE_BYTES) or a range; a sink is given them, then b"" is returned.
 
-        A range that reaches past the end gives what there is; one that starts at or past the end gives b"".
-        NotFound; PreconditionFailed when `if_match` is not the present version. ObjectInfo.metadata may be empty here.
+        A range that reaches past the end gives the bytes that exist; one that starts at or past the end gives b"".
+        ObjectInfo.metadata may be empty. Errors: NotFound; PreconditionFailed when the etag is not `if_match`.
         """
 
     async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """The whole bytes of small objects that nobody waits for yet, until there is no other one, in any order.
-
-        Nothing is tried again, and what raises leaves the rest of `feed`. On a loop only.
-        """
+        """Give the sink small objects that nobody waits for yet, in any order, until `feed` has no other one.
+        Nothing is retried; after an exception the rest of `feed` has not been asked for. On an event loop only."""
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """Write a whole object of at most 5 GiB."""
@@ -300,19 +293,19 @@ class ObjectStore(Protocol):
     ) -> WriteResult:
         """Copy an object (at most 5 GiB) on the server, inside the bucket or from another one of the same server.
 
-        replace None keeps metadata and content type; otherwise they are replaced by `replace`'s (its conditions are
-        ignored); source and target may be the same key then. source_bucket: '' is this bucket; our keys must reach it.
-        NotFound, PreconditionFailed.
+        replace: the new metadata and content type (its conditions are ignored); None keeps both, and then source and
+        target must differ. source_bucket: '' is this bucket; the store's credentials must give access to another one.
+        Errors: NotFound, PreconditionFailed.
         """
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
-        """Remove an object; success when it was not there. `if_match` is honoured by servers that know it."""
+        """Remove an object; that it does not exist is no error. Only servers that know `if_match` honour it."""
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """Remove up to 1,000 objects; what could not be removed is returned."""
+        """Remove up to 1,000 objects; return those that could not be removed."""
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
-        """Begin a multipart upload; metadata and content type are fixed here. copies: parts may be made by copying."""
+        """Begin a multipart upload with its metadata and content type. copies: upload_part_copy() may make parts."""
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """Send a part (5 MiB to 5 GiB; the last may be smaller)."""
@@ -328,24 +321,24 @@ class ObjectStore(Protocol):
         *,
         source_bucket: str = "",
     ) -> ETag:
-        """Make a part of an upload with `copies` from a range of an object; PreconditionFailed when that changed."""
+        """Copy a range of an object as a part of an upload with `copies`. Errors: PreconditionFailed if it changed."""
 
     async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
-        """Make the object from its parts (ascending); the conditions of `options` apply here."""
+        """Make the object from its parts, in ascending order, under the conditions of `options`."""
 
     async def abort_upload(self, key: str, upload_id: UploadId) -> None:
-        """Drop an upload; success when it is not there."""
+        """Drop an upload; that it does not exist is no error."""
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
-        """Unfinished multipart uploads of keys that start with `prefix`, PENDING_UPLOADS at most."""
+        """Return unfinished multipart uploads of keys that start with `prefix`, PENDING_UPLOADS at most."""
 
     async def has_object_lock(self) -> bool:
-        """Whether the bucket was made with object lock. AccessDenied when these keys may not ask."""
+        """Return whether the bucket has object lock. Errors: AccessDenied when the credentials may not ask."""
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
-        """Begin or end the legal hold of an object's present version; in a bucket with object lock. NotFound."""
+        """Begin or end the legal hold of the present version, in a bucket with object lock. Errors: NotFound."""
 
     def close(self) -> None:
         """Release connections; idempotent."""

@@ -1,4 +1,4 @@
-"""A store for who has no loop: each call keeps its thread until it is answered."""
+"""A store for callers without an event loop: each call blocks its thread until it is answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 def _turning(coroutine: Coroutine[Any, Any, T]) -> T:
-    """For what needs a loop: this thread turns one."""
+    """Run a coroutine that needs an event loop, on a loop of its own that this thread runs."""
     with closing(Loop()) as loop:
         return loop.run(coroutine)
 
@@ -23,7 +23,7 @@ def _blocks(
     method: Callable[Concatenate[ObjectStore, P], Coroutine[Any, Any, T]],
     wait: Callable[[Coroutine[Any, Any, T]], T] = now,
 ) -> Callable[Concatenate[BlockingStore, P], T]:
-    """The method of ObjectStore, its answer waited for."""
+    """Return a method of ObjectStore as a plain function that waits for the answer."""
     name = method.__name__
 
     def call(store: BlockingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -34,14 +34,13 @@ def _blocks(
 
 
 class BlockingStore:
-    """The calls of ObjectStore, as plain functions. Threads: any but a loop's."""
+    """The calls of ObjectStore as plain functions. Any thread but an event loop's may call them."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this server can do."""
         return self.inner.capabilities
 
     list_page = _blocks(ObjectStore.list_page)

@@ -16,16 +16,16 @@ MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
 MAX_PART_NUMBER = 10_000
 MAX_KEYS = 1000
-"""In one call, or on one page."""
+"""The most keys in one call, or on one page of a listing."""
 
 
 def key_bytes(key: str) -> bytes:
-    """The exact bytes of a key."""
+    """Return the exact bytes of a key."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def shown(key: str) -> str:
-    """A key for an error message: one line, printable."""
+    """Return a key for an error message: on one line, all characters printable."""
     return key_bytes(key).decode("utf-8", "backslashreplace").encode("unicode_escape").decode("ascii")
 
 
@@ -67,7 +67,7 @@ def _is_name(name: str) -> bool:
 
 
 def check_count(keys: Sequence[object]) -> None:
-    """How many one call may be about. Errors: InvalidRequest."""
+    """Errors: InvalidRequest when one call has more than MAX_KEYS keys."""
     if len(keys) > MAX_KEYS:
         raise InvalidRequest(f"{len(keys)} keys in one call, at most {MAX_KEYS} are taken")
 

@@ -1,7 +1,5 @@
-"""Counts what a store is asked: calls, bytes, time and errors by class, per method, and since when it has not answered.
-
-For `status`, the metrics and tests.
-"""
+"""Statistics of a store for `status`, the metrics and tests: calls, bytes, time and errors by class, per method, and
+since when the store has not answered."""
 
 from __future__ import annotations
 
@@ -15,22 +13,22 @@ from datastore.errors import StoreError
 from datastore.histogram import Histogram
 
 SILENT_S = 10.0
-"""So long a single answer may take before it is called silence; a refused connection is one at once."""
+"""How long a request may wait for its answer before that counts as silence; a failed attempt counts at once."""
 
 
 class Silence:
-    """Since when one store has not answered: for who looks at a mount during an outage. Threads: any."""
+    """Since when one store has not answered, for people who look at a mount in an outage. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = 0
         self._since: float | None = None
-        """Monotonic seconds of the first question since the last answer."""
+        """Start of the present period without an answer, monotonic seconds; None: the store has answered everything."""
         self._asked_at = 0.0
         self._error = ""
 
     def asked(self) -> None:
-        """A call begins; ended() follows."""
+        """Note that a call begins; ended() must follow."""
         with self._lock:
             self._waiting += 1
             self._asked_at = time.monotonic()
@@ -38,13 +36,13 @@ class Silence:
                 self._since = self._asked_at
 
     def failed(self, error: BaseException) -> None:
-        """An attempt was in vain; there may be another one."""
+        """Note that an attempt of a call failed; another one may follow."""
         with self._lock:
             self._asked_at = time.monotonic()
             self._error = str(error)
 
     def ended(self, lost: str) -> None:
-        """A call has ended. lost: why there was no answer; "": there was one, be it a refusal."""
+        """Note that a call has ended. lost: why the store gave no answer; "": it answered, perhaps with a refusal."""
         with self._lock:
             self._waiting -= 1
             self._error = lost
@@ -52,7 +50,7 @@ class Silence:
                 self._since = time.monotonic() if self._waiting else None
 
     def told(self) -> dict[str, Any]:
-        """since and lastAsked (Unix time), silentSeconds, error of the last attempt; {} of a store that answers."""
+        """Return since and lastAsked (Unix time), silentSeconds, error of the last attempt; {} if the store answers."""
         with self._lock:
             now, since, error = time.monotonic(), self._since, self._error
             if since is None or not (error or now - since >= SILENT_S):
@@ -83,7 +81,7 @@ class StoreMetrics:
         self.silence = Silence()
 
     def record(self, method: str, seconds: float, *, sent: int = 0, received: int = 0, error: str = "") -> None:
-        """One call that ended; error is the class name of what it raised."""
+        """Count a call that has ended; error is the class name of the exception that it raised."""
         with self._lock:
             tally = self._tallies[method]
             tally.calls += 1
@@ -96,15 +94,13 @@ class StoreMetrics:
                 tally.errors[error] += 1
 
     def record_retry(self, method: str, error: StoreError) -> None:
-        """One failure inside a call that was tried again."""
+        """Count a failed attempt of a call that is tried again."""
         with self._lock:
             self._tallies[method].retries[type(error).__name__] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """By method: calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class name, buckets.
-
-        The edges of the buckets are datastore.histogram.EDGES_S; a call counts with all its retries.
-        """
+        """Return by method calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class, buckets.
+        The edges of the buckets are datastore.histogram.EDGES_S; a call and its retries count as one call."""
         with self._lock:
             return {
                 method: {

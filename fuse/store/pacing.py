@@ -1,4 +1,4 @@
-"""How fast a mount may send to its store (spec.uploadLimit)."""
+"""Limits how fast a mount sends to its store (spec.uploadLimit)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from ..loop import pause
 
 _LOOK_S = 0.5
-"""How soon who waits learns of another limit."""
+"""How often a waiting caller looks for a changed limit, in seconds."""
 
 
 class UploadPace:
-    """Hands out the right to send, so many bytes a second in all, in the order in which it is asked for.
+    """Lets callers send a limited number of bytes a second in all, in the order in which they ask.
 
-    A body goes at once when all that was sent before it is paid for, and is then paid for itself. So the rate holds
-    over any time that is long beside one part of an upload (8 MiB, of files from 8 GiB on more). Threads: any.
+    Passing time pays for bytes at the limit's rate. A body is sent as soon as all bytes before it are paid for. So the
+    rate holds over times in which many parts of uploads are sent (8 MiB each; more for files from 8 GiB). Threads: any.
     """
 
     def __init__(
@@ -25,25 +25,25 @@ class UploadPace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = pause,
     ) -> None:
-        """bytes_per_s 0: without limit."""
+        """bytes_per_s 0: no limit."""
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
         self._taken = 0
-        """Bytes that were asked for so far."""
+        """How many bytes callers have asked to send so far."""
         self._paid = 0.0
-        """How many of them the time has paid for, at _seen_at. Never more than _taken: nothing is saved up."""
+        """How many of these bytes were paid for at _seen_at. Never more than _taken: idle time is not saved up."""
         self._seen_at = clock()
 
     def limit(self, bytes_per_s: int) -> None:
-        """From now on, and half a second later also for who waits."""
+        """Set the limit; callers that already wait notice within half a second. 0: no limit."""
         with self._lock:
             self._pay()
             self._bytes_per_s = bytes_per_s
 
     async def take(self, size_bytes: int) -> bool:
-        """Wait until so much may be sent; whether that took any time."""
+        """Wait until this many bytes may be sent; return whether that took any time."""
         if not self._bytes_per_s:
             return False
         with self._lock:
@@ -56,7 +56,7 @@ class UploadPace:
         return waited
 
     def _wait_s(self, before: int) -> float:
-        """How long until the first `before` bytes are paid for."""
+        """Return the seconds until the first `before` bytes are paid for."""
         with self._lock:
             self._pay()
             return (before - self._paid) / self._bytes_per_s if self._bytes_per_s else 0.0

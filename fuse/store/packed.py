@@ -1,18 +1,16 @@
-"""Metadata of an object as one short string: a listing of a large directory holds one for each entry. Pure."""
+"""An object's metadata as one short string, since the listing of a large directory keeps many of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _BREAK = "\n"
-"""No HTTP header can hold it."""
+"""Separates the values; no HTTP header can contain it."""
 
 
 def packed(metadata: Mapping[str, str], content_type: str) -> str | None:
-    """Both in one string. None where a HEAD may show them otherwise: not printable ASCII, or not said at all.
-
-    Servers encode what is not printable ASCII for the headers of a HEAD, each in its way (RFC 2047).
-    """
+    """Return both as one string; None if a HEAD may differ: text that is not trimmed printable ASCII, or no type.
+    In the headers of a HEAD each server encodes text that is not printable ASCII in its own way (RFC 2047)."""
     parts = [content_type]
     for name, value in metadata.items():
         parts += (name, value)
@@ -23,6 +21,6 @@ def packed(metadata: Mapping[str, str], content_type: str) -> str | None:
 
 
 def unpacked(said: str) -> tuple[dict[str, str], str]:
-    """Metadata and content type of what packed() made."""
+    """Return the metadata and the content type of which packed() made a string."""
     content_type, *parts = said.split(_BREAK)
     return dict(zip(parts[::2], parts[1::2], strict=True)), content_type

@@ -1,13 +1,13 @@
-"""The store that everything works with: each call to the adapter is made, tried again, timed and counted here.
+"""The store that all other modules use: it makes each call to the adapter, retries, times and counts it.
 
-Nothing else retries, so delays never multiply. A failure is tried again by its `transient`, with back-off, in a budget.
-A write that failed without an answer may have taken effect. What its repetition then says is read with that in mind:
-a refused condition, or an upload that is gone, is a success when the object there is the one we sent.
+Nothing else retries, so delays never multiply. A `transient` failure is retried, with backoff, within a time budget.
+A write that failed without an answer may have taken effect, so its retry may meet the result of the first attempt: a
+refused condition, or an upload that no longer exists, is a success when the object at the key is the one that we sent.
 
-All requests for one call of a program share one budget (datastore.retry.Call): a call is EIO when the store said
-nothing for that long, whatever was tried for it in turn, and however long it waited for another call that failed.
+All requests for one call of a program share one budget (datastore.retry.Call): the call fails with EIO when the store
+has answered nothing for that long, whatever requests it made in turn, or while it waited for a call that failed.
 
-Bodies wait here until they may be sent (pacing.py). That counts neither as time of the store nor as its silence.
+Bodies wait here until they may be sent (pacing.py). That wait counts neither as the store's time nor as its silence.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ Answering = Coroutine[Any, Any, T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """budget_s: from the first try to the start of the last one; 0: a single try.
+    """When a failed call is tried again. budget_s: from the first try to the start of the last one; 0: a single try.
 
     Delays double from first_delay_s up to max_delay_s; the upper half of each is jitter, so that clients that failed
-    together don't come back together.
+    together don't retry together.
     """
 
     first_delay_s: float = 0.1
@@ -66,14 +66,14 @@ class RetryPolicy:
     budget_s: float = 60.0
 
     def delay_s(self, attempt: int, fraction: float) -> float:
-        """The wait after the attempt-th try (from 1); fraction in [0, 1) is the jitter's share."""
+        """Return the wait after an attempt (the first is 1). fraction: how much of the jitter is used, in [0, 1)."""
         whole = min(self.first_delay_s * 2.0 ** min(attempt - 1, 32), self.max_delay_s)
         return whole / 2 + whole / 2 * fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Retrier:
-    """A policy, and how its time passes. clock: monotonic seconds; jitter: a fraction in [0, 1)."""
+    """A policy with its clock, sleep and randomness. clock: monotonic seconds; jitter: a fraction in [0, 1)."""
 
     policy: RetryPolicy = RetryPolicy()
     clock: Callable[[], float] = time.monotonic
@@ -84,7 +84,7 @@ class Retrier:
 def _asked(
     method: Callable[Concatenate[ObjectStore, P], Answering[T]],
 ) -> Callable[Concatenate[RetryingStore, P], Answering[T]]:
-    """The method of ObjectStore, asked of the inner store."""
+    """Return a method of RetryingStore that calls the same method of the inner store through _ask()."""
     name = method.__name__
 
     def ask(store: RetryingStore, /, *args: P.args, **kwargs: P.kwargs) -> Answering[T]:
@@ -95,10 +95,8 @@ def _asked(
 
 
 class RetryingStore:
-    """One bucket; implements ObjectStore. Threads: any.
-
-    A repeated create_upload may leave an empty upload behind, which pending_uploads shows.
-    """
+    """One bucket; implements ObjectStore. Any thread may use it.
+    A retried create_upload may leave an empty upload behind, which pending_uploads shows."""
 
     def __init__(self, inner: ObjectStore, retrier: Retrier | None = None) -> None:
         self.inner = inner
@@ -107,11 +105,10 @@ class RetryingStore:
         self._retrier = retrier or Retrier()
         self._clock = self._retrier.clock
         self._answered_at = self._clock()
-        """When a request was last answered, be it by a refusal."""
+        """When the store last answered a request, even by a refusal; seconds of the retrier's clock."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this server can do."""
         return self.inner.capabilities
 
     def close(self) -> None:
@@ -163,10 +160,8 @@ class RetryingStore:
         )
 
     async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        """See ObjectStore. Those that failed and may not the next time are asked for again together, in one budget.
-
-        Each is counted as a HEAD that took from the beginning of the call to its answer.
-        """
+        """See ObjectStore. Objects with a transient error are asked for again, together and within one budget.
+        Each object is counted as a HEAD that took from the beginning of the call to its answer."""
         began = self._clock()
         failed: dict[int, StoreError] = {}
 
@@ -198,7 +193,7 @@ class RetryingStore:
             answered(number, error)
 
     async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """See ObjectStore. Each is counted as a GET; what failed, as one that said nothing."""
+        """See ObjectStore. Each object is counted as a GET, a failed one with the error class "Unfetched"."""
         begun: dict[ObjectVersion, float] = {}
 
         def begin() -> ObjectVersion | None:
@@ -227,10 +222,10 @@ class RetryingStore:
         ours: Callable[[], Answering[T | None]] | None = None,
         counted: bool = True,
     ) -> T:
-        """The answer to one call, after as many attempts as it takes.
+        """Return the answer to one call, after as many attempts as the budget allows.
 
-        sent and received: the bytes of its bodies; ours: what an earlier attempt without an answer has written, if it
-        has.
+        sent: bytes of the request's body. received: returns those of an answer. ours: returns what an earlier attempt
+        without an answer has written, or None. counted: the call counts in the metrics.
         """
         began, call, silence = self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
@@ -271,10 +266,10 @@ class RetryingStore:
         since: float,
         ours: Callable[[], Answering[T | None]] | None,
     ) -> T:
-        """The answer to a call that failed once.
+        """Return the answer to a call whose first attempt failed.
 
-        since: when its budget began. A first attempt that lasted for half of it was at work, and the budget begins
-        when it broke off. Errors: the last one: not transient, or the budget is spent.
+        since: when the budget began. If the first attempt took over half of the budget, it was making progress, and the
+        budget begins when it failed. Errors: the last failure, when it is not transient or the budget is spent.
         """
         policy = self._retrier.policy
         broke_off = self._clock()
@@ -313,7 +308,7 @@ class RetryingStore:
         size: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> WriteResult | None:
-        """The object there, when it is what we sent: size, ETag, and metadata, whose time sets equal bodies apart."""
+        """Return the object there if its size, etag and metadata (whose time tells equal bodies apart) are ours."""
         try:
             info = await self.head(key)
         except NotFound:
@@ -326,4 +321,4 @@ class RetryingStore:
 
     async def _await_pace(self, size_bytes: int) -> None:
         if await self.upload_pace.take(size_bytes) and (call := current_call()) is not None:
-            call.began = time.monotonic()  # the store was not asked: the call has all its time to try
+            call.began = time.monotonic()  # the store was not asked yet: the call has its whole budget

@@ -1,1 +1,1 @@
-"""The supervisor: a small process that holds the mount while the server behind it may die, be replaced, and go on."""
+"""The supervisor: a small process that holds the mount, so that the server behind it may die and be replaced."""

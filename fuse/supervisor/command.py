@@ -1,9 +1,9 @@
-"""The supervisor's process: reads a mount specification, makes the mount, says so, and stays.
+"""The supervisor's process: reads a mount specification, makes the mount, reports that, and keeps the mount.
 
     python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] < mount specification
 
-It writes one JSON line to standard output, {"ready": true, ...} or {"error": line, "kind": class}. Nothing is mounted
-when it says error. A guard tells what to mount, and is told how it went, over its channel instead.
+It writes one JSON line to standard output: {"ready": true, ...}, or {"error": line, "kind": class} when nothing was
+mounted. A guard sends the specification over its channel instead, and gets the result there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MAX_SPEC_BYTES = 8 << 20
 
 
 def _say(line: dict[str, object]) -> None:
-    """The one line on standard output. Errors: OSError when nobody reads it any more."""
+    """Write the line to standard output. Errors: OSError when nobody reads it any more."""
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def _detach(supervisor: Supervisor) -> None:
-    """Leave the terminal and the caller: our output goes to the log."""
+    """Detach from the terminal and from the process that started us: our output goes to the log."""
     with open(os.devnull, "rb") as null, open(supervisor.log_path, "ab") as file:
         for ours, theirs in ((null, 0), (file, 1), (file, 2)):
             os.dup2(ours.fileno(), theirs)
@@ -41,17 +41,17 @@ def _detach(supervisor: Supervisor) -> None:
 
 
 def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
-    """Make the mount and keep it; the exit code."""
+    """Make the mount, keep it, and return the exit code."""
     held = None
     try:
         text, held = guard.asked() if guard else (sys.stdin.read(MAX_SPEC_BYTES), None)
-        if not text:  # who started us wants no mount after all
+        if not text:  # the process that started us wants no mount after all
             return EXIT_ERROR
         spec = from_json(text)
         if not builder and spec.source.kind not in (*BUILDERS, "glusterfs"):
             raise InvalidManifest(f"a mount server can't show {spec.source}: it shows {', '.join(BUILDERS)}, glusterfs")
         if not builder and spec.source.kind == "glusterfs":
-            from .glusterfs import GlusterSupervisor  # here: other supervisors stay small
+            from .glusterfs import GlusterSupervisor  # imported here to keep other supervisors small
 
             supervisor: Supervisor = GlusterSupervisor(spec, guard, first)
         else:
@@ -71,8 +71,8 @@ def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerPro
             guard.tell({"mounted": supervisor.negotiated}, descriptors)
         else:
             _say(supervisor.report())
-    except (OSError, MountFailed):  # who asked is gone
-        if held is None:  # nobody would ever unmount it; others hold a mount that was only taken over
+    except (OSError, MountFailed):  # the process that asked for the mount is gone
+        if held is None:  # nobody would ever unmount a new mount; the guard's host still holds one that was adopted
             supervisor.close()
         return EXIT_ERROR
     _detach(supervisor)
@@ -80,7 +80,7 @@ def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerPro
 
 
 def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
-    """The command line. first: a server that was started before we were imported; it ends when we do."""
+    """Run the command line. first: a server that was started before this module was imported; it ends when we do."""
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse")
     parser.add_argument("--builder", default="", help="module:function (default: by the kind of the mount's source)")
     parser.add_argument("--guard", type=int, default=-1, help="descriptor of a channel; supervisor/guard.py")

@@ -1,10 +1,10 @@
-"""The supervisor of a GlusterFS volume: it runs the native client, and replaces one that died.
+"""The supervisor of a GlusterFS volume: it runs the native client, and replaces a client that died.
 
-The client (glusterfs(8)) speaks to the kernel itself, so nothing of a mount can be handed to the next client: programs
-that had files open there get ENOTCONN, and open them again. What is opened by path after the replacement works.
+The client (glusterfs(8)) speaks to the kernel itself, so its mount can't be handed over to the next client: programs
+that had files open there get ENOTCONN and have to open them again. Files opened by path after the replacement work.
 
-A client mounts at a place that nobody sees. Only when the volume answers there it is bound to the mount point, over a
-dead one if there is one, so that no program ever finds an empty directory in its place.
+A client mounts at a hidden place. Only when the volume answers there, the supervisor bind-mounts that at the mount
+point, over a dead mount if there is one, so that no program ever finds an empty directory there.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ log = logging.getLogger(__name__)
 PROGRAM = "glusterfs"
 CLIENT_LOG = "client.log"
 HIDDEN = "client"
-"""Below the state directory: where a client mounts."""
+"""The directory below the state directory where a client mounts."""
 MOUNT_TIMEOUT_S = 15.0
-"""For the volume's file from one of the servers, and for its bricks. The command gives a mount 20 s."""
+"""How long a client may take to get the volume's file from a server and to reach the bricks. `mount` waits 20 s."""
 LOOK_S = 5.0
-"""How often the volume is looked at, for `status`; and how long a look may take before it counts as none."""
+"""How often the volume is checked for `status`, and how long a check may take before it counts as failed."""
 KILLED_TIMEOUT_S = 5.0
 POLL_S = 0.02
 CONTROL_TIMEOUT_S = 60.0
 _TOLD = 8 << 10
-"""Of the end of a client's log, what may say why it ended."""
+"""How many bytes at the end of a client's log are searched for why the client ended."""
 
 
 def command(spec: MountSpec, place: Path) -> list[str]:
-    """The client's command line. No shell and no list of options sees what a user wrote."""
+    """Return the client's command line. What a user wrote gets into no shell command and no list of mount options."""
     location = _location(spec)
     words = [PROGRAM, "--no-daemon", "--process-name=fuse", *(f"--volfile-server={each}" for each in location.servers)]
     words += [f"--volfile-id={location.volume}", f"--log-file={Path(spec.state_dir, CLIENT_LOG)}", "--log-level=INFO"]
@@ -73,7 +73,7 @@ def command(spec: MountSpec, place: Path) -> list[str]:
 
 
 class GlusterSupervisor(Supervisor):
-    """One mount by the native client. Threads: the supervisor's one, those of its control socket, one that looks."""
+    """A mount by the native client. Threads: the supervisor's, the control socket's, and one that checks the volume."""
 
     def __init__(self, spec: MountSpec, guard: Guard | None = None, first: ServerProcess | None = None) -> None:
         super().__init__(spec, "", guard, first=first)
@@ -89,13 +89,12 @@ class GlusterSupervisor(Supervisor):
     # -- making the mount
 
     def open(self) -> None:
-        """See Supervisor."""
         if os.geteuid() != 0:
             raise MountFailed("a GlusterFS volume is mounted by its own client, which needs root: use sudo")
         super().open()
 
     def _make(self) -> None:
-        # A guard is given descriptors that stand for none: there is nothing that the next client could go on with.
+        # The guard expects descriptors, and gets these, which mean nothing: no later client can go on with a mount.
         self.device_fd = self.opens_fd = os.memfd_create("none")
         self.negotiated = {}
         self._begin()
@@ -103,13 +102,12 @@ class GlusterSupervisor(Supervisor):
         self._attend()
 
     def adopt(self, held: Adopted) -> None:
-        """See Supervisor: a client of an earlier supervisor that lives goes on; keep() replaces any other."""
+        """See Supervisor: a living client of an earlier supervisor goes on; keep() replaces a dead one."""
         super().adopt(held)
         self._client_pid = self._living_client()
         self._attend()
 
     def close(self) -> None:
-        """See Supervisor."""
         self._control.stop()
         self._end_client()
         if self.mounted:
@@ -118,12 +116,12 @@ class GlusterSupervisor(Supervisor):
         super().close()
 
     def _begin(self) -> None:
-        """Start a client and show it at the mount point. Errors: why it can't be mounted; then nothing is left."""
+        """Start a client and show its mount at the mount point. Errors: why that failed, with nothing left behind."""
         if shutil.which(PROGRAM) is None:
             raise MountFailed(f"{PROGRAM} is missing: apt-get install glusterfs-client")
         self._hidden.mkdir(mode=0o700, exist_ok=True)
         _take_away(str(self._hidden))
-        mark = self._log_size()  # now: a client that can't mount may have ended before we go on
+        mark = self._log_size()  # before the client starts: it may end at once if it can't mount
         try:
             with self.log_path.open("ab") as output:
                 self._client = subprocess.Popen(
@@ -147,13 +145,9 @@ class GlusterSupervisor(Supervisor):
         self._note()
 
     def _until_it_is_shown(self, mark: int) -> None:
-        """Wait until the volume answers, and bind it to the mount point. mark: where this client's log begins.
-
-        Errors: why it does not.
-
-        By a descriptor: a client mounts for a moment even where the volume has no such directory, and the empty
-        directory below must be neither asked nor bound in its place.
-        """
+        """Wait until the volume answers, and bind-mount it at the mount point. mark: where this client's log begins.
+        Errors: why it does not answer. The client's mount is used by a descriptor of its root: a client mounts for a
+        moment even where the volume has no such directory, and the empty directory beneath must not be taken for it."""
         end = time.monotonic() + MOUNT_TIMEOUT_S
         root_fd = -1
         looked: _Look | None = None
@@ -168,7 +162,7 @@ class GlusterSupervisor(Supervisor):
                         device.bind(f"/proc/self/fd/{root_fd}", self.spec.mountpoint)
                         return
                     os.close(root_fd)
-                    root_fd, looked = -1, None  # its bricks are connected one by one
+                    root_fd, looked = -1, None  # try again: the client connects to its bricks one by one
                 if time.monotonic() >= end:
                     raise Unreachable(
                         f"{self.spec.source}: no answer within {MOUNT_TIMEOUT_S:.0f} s: are its servers and bricks up?"
@@ -182,7 +176,7 @@ class GlusterSupervisor(Supervisor):
                 os.close(root_fd)
 
     def _open_root(self) -> int:
-        """A descriptor of what the client has mounted; -1 while it has not."""
+        """Return a descriptor of the root of the client's mount; -1 while the client has not mounted."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         root_fd, below_fd = os.open(self._hidden, flags), os.open(self.state_dir, flags)
         mounted = _mount_id(root_fd) != _mount_id(below_fd)
@@ -192,10 +186,8 @@ class GlusterSupervisor(Supervisor):
         return root_fd if mounted else -1
 
     def _end_client(self) -> None:
-        """At once; what it had not sent is lost, so that this is only for one whose mount nobody can reach.
-
-        With what it has forked: the process that mounts for it can outlive it, and would mount afterwards.
-        """
+        """Kill the client. What it has not sent is lost, so this is only for a client whose mount nobody can reach.
+        The processes that it forked are killed too: the one that mounts for it can outlive it, and would mount then."""
         if self._client is not None:
             end = time.monotonic() + KILLED_TIMEOUT_S
             with suppress(ProcessLookupError):
@@ -237,7 +229,7 @@ class GlusterSupervisor(Supervisor):
             began, lived_s = time.monotonic(), 0.0
 
     def _end(self) -> int:
-        """Asked to end by a signal: unmount, whoever uses it."""
+        """End the mount after a signal: flush, and detach it even if it is in use."""
         self._flush({}, lambda _: None)
         _take_away(self.spec.mountpoint)
         if self._client is not None:
@@ -254,13 +246,12 @@ class GlusterSupervisor(Supervisor):
         return bool(self._client_pid) and self._client_pid == self._living_client()
 
     def _living_client(self) -> int:
-        """The pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
+        """Return the pid of a client that an earlier supervisor started from this state directory; 0: none lives."""
         return server_pid(self.state_dir, str(self._hidden))
 
     # -- what others see
 
     def report(self) -> dict[str, object]:
-        """See Supervisor."""
         return {**super().report(), "serverPid": self._client_pid}
 
     def _attend(self) -> None:
@@ -276,7 +267,7 @@ class GlusterSupervisor(Supervisor):
         threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
 
     def _look_now_and_then(self) -> None:
-        """Whether the volume answers. A look that hangs is left behind, and is the only one."""
+        """Check for ever, every LOOK_S, whether the volume answers; while a check hangs, no other is begun."""
         since = 0.0
         while True:
             looked, done = _Look(Path(self.spec.mountpoint)), False
@@ -304,7 +295,7 @@ class GlusterSupervisor(Supervisor):
         }
 
     def _flush(self, _request: Answer, _progress: Progress) -> Answer:
-        """What the client has behind it goes to the bricks."""
+        """Have the client send what it holds for write-behind to the bricks."""
         try:
             fd = os.open(self.spec.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -320,13 +311,13 @@ class GlusterSupervisor(Supervisor):
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force, detach = request.get("force") is True, request.get("detach") is True
-        self._stopping = True  # before the client ends, which is not to be replaced
+        self._stopping = True  # set before the client ends, so that keep() does not replace it
         try:
             used = device.unmount_or_detach(self.spec.mountpoint, force=force, detach=detach)
         except MountFailed:
             self._stopping = False
             raise
-        _take_away(self.spec.mountpoint)  # dead mounts below the one that served
+        _take_away(self.spec.mountpoint)  # dead mounts beneath the one that served
         return {"errors": [], **({"detached": used} if used and detach else {})}
 
     def _log_size(self) -> int:
@@ -341,7 +332,7 @@ class GlusterSupervisor(Supervisor):
 
 
 class _Look:
-    """One look at a directory by a thread that nobody has to wait for. error: why it failed, or ''."""
+    """Checks once whether a directory answers, in a thread that nobody has to wait for. error: why it failed, or ''."""
 
     def __init__(self, place: Path) -> None:
         self.done = threading.Event()
@@ -358,13 +349,13 @@ class _Look:
 
 
 def _take_away(place: str) -> None:
-    """All that is mounted there, from its tree."""
+    """Detach everything that is mounted there."""
     while device.is_mounted(place):
         device.unmount(place, lazy=True)
 
 
 def _mount_id(fd: int) -> str:
-    """Of the mount that a descriptor is in, without asking its file system: proc(5), fdinfo."""
+    """Return the id of the mount that a descriptor is in, without asking its file system: proc(5), fdinfo."""
     about = Path(f"/proc/self/fdinfo/{fd}").read_text()
     return next(line for line in about.splitlines() if line.startswith("mnt_id:"))
 
@@ -376,7 +367,7 @@ def _location(spec: MountSpec) -> GlusterFSLocation:
 
 
 def _told(location: GlusterFSLocation, said: str) -> DatastoreError:
-    """Why a client ended, from its log."""
+    """Return the error that says why a client ended, from `said`, the end of its log."""
     names = ", ".join(location.servers)
     if "is not found" in said and "subdirectory" in said:
         return NotFound(f"volume {location.volume} has no directory {location.path}: make it there first")

@@ -1,15 +1,15 @@
-"""Who started the supervisor may hold its descriptors as well: then the supervisor's own death ends no mount either.
+"""The channel to the guard: a process that holds the mount's descriptors, so that the mount survives the supervisor.
 
-A mount lives as long as one process has its device open. On a cluster's node a supervisor is started by a host process
-(datastore.csi.mountdaemon), which gets copies over this channel and gives them to a later supervisor of the same mount.
-The messages are those of datastore/frames.py, over the descriptor named by --guard. Two descriptors travel with some:
-the device, and the memory of its passthrough opens.
+A mount lives as long as one process has its device open. On a cluster's node a host process
+(datastore.csi.mountdaemon) starts the supervisor and is its guard: it gets copies of the descriptors over this channel
+and gives them to a later supervisor of the same mount. The messages are those of datastore/frames.py, over the
+descriptor named by --guard. Two descriptors travel with some: the device, and the memory of its passthrough opens.
 
-    guard -> supervisor   {"spec": document, "adopt": null}                  mount anew
+    guard -> supervisor   {"spec": document, "adopt": null}                  make a new mount
                           {"spec": document, "adopt": what INIT settled}     serve the mount of these two descriptors
-    supervisor -> guard   {"mounted": what INIT settled}                     with both, if it has made the mount
-                          {"error": line, "kind": name of the error's class} nothing is mounted anew
-    guard -> supervisor   {"spec": document}                                 at any time: for the servers to come
+    supervisor -> guard   {"mounted": what INIT settled}                     with both descriptors if the mount is new
+                          {"error": line, "kind": name of the error's class} no new mount was made
+    guard -> supervisor   {"spec": document}                                 at any time: for servers started later
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 
 
 class Adopted(NamedTuple):
-    """A mount that another supervisor made: its descriptors, and what the kernel and it settled."""
+    """A mount that another supervisor made: its descriptors, and what INIT settled."""
 
     device_fd: int
     opens_fd: int
@@ -35,14 +35,14 @@ class Adopted(NamedTuple):
 
 
 class Guard:
-    """The supervisor's end. Threads: the supervisor's one."""
+    """The supervisor's end of the channel. Only the supervisor's thread may use it."""
 
     def __init__(self, descriptor: int) -> None:
         self._stream = socket.socket(fileno=descriptor)
         self._is_gone = False
 
     def asked(self) -> tuple[str, Adopted | None]:
-        """The specification, and the mount to serve, or None to mount anew. Errors: MountFailed."""
+        """Return the specification, and the mount to go on with, or None to make a new one. Errors: MountFailed."""
         message, descriptors = frames.receive(self._stream, TIMEOUT_S)
         if message.get("adopt") is None:
             return str(message["spec"]), None
@@ -51,11 +51,11 @@ class Guard:
         return str(message["spec"]), Adopted(descriptors[0], descriptors[1], message["adopt"])
 
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """How it went. Errors: MountFailed when the guard is gone."""
+        """Send the guard a message. Errors: MountFailed when the guard is gone."""
         frames.send(self._stream, message, descriptors)
 
     def news(self) -> str | None:
-        """The newest specification that has come, if any; never waits. A guard that is gone is not missed."""
+        """Return the newest specification that has come, or None; don't wait for one. A lost guard is no error."""
         newest: str | None = None
         while not self._is_gone and select.select([self._stream], [], [], 0)[0]:
             try:

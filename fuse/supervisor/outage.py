@@ -1,7 +1,5 @@
-"""While no server lives: how soon the next one is tried, and who gets EIO, so that nobody waits for ever (S-61).
-
-Outage is pure: times are given, in seconds of one clock.
-"""
+"""What to do while no server lives: how soon the next one is tried, and which callers get EIO so that none waits for
+ever (S-61). Outage is pure: the times are arguments, in seconds of one clock."""
 
 from __future__ import annotations
 
@@ -17,42 +15,42 @@ from datastore.ourprocess import STABLE_S, Backoff
 from ..kernel import abi, reply
 
 _GONE = {errno.ENODEV, errno.ECONNABORTED}
-"""Unmounted, or the connection was aborted."""
+"""The errors of reading the device when it is unmounted or the connection was aborted."""
 _LEFT = {errno.ENOENT, errno.EINTR, errno.EAGAIN}
-"""The caller has left before we read what he asked."""
+"""The errors when the caller has withdrawn its request before we read it."""
 _AGAIN_S = 0.1
-"""Before a device is tried again that could not be read for another reason: no memory."""
+"""The pause before the device is read again after another error, such as a lack of memory."""
 _BUFFER_BYTES = (1 << 20) + 2 * abi.PAGE_SIZE
 
 
 class Outage:
-    """The time since a server last lived. limit_s: callers wait for so long, about."""
+    """Measures how long no server has lived. limit_s: about how long a caller waits before it gets EIO."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self.backoff = Backoff()
         self._limit_s = limit_s
         self._began = now
         self.started = self.served = now
-        """When a server was started, whether it served or not, and when one was given the mount: the latest."""
+        """started: when a server was last started, even one that never served. served: when one last began to serve."""
 
     def lives(self, now: float) -> float:
-        """The server lived until now, at least: for how many seconds."""
+        """Note that the server lived until now, or died just before; return for how many seconds it has lived."""
         lived_s = now - self.started
         if lived_s > STABLE_S:
             self._began = now
         return lived_s
 
     def died(self, now: float) -> None:
-        """The server died, after lives()."""
+        """Note that the server died. lives() has to be called before."""
         self.backoff.ended(now - self.started)
 
     def patience_s(self, now: float, *, resend: bool) -> float | None:
-        """Who waited longer than this is refused in the pause; None: nobody yet.
+        """Return how long a caller must have waited to be refused in the pause that comes; None: none is refused yet.
 
-        When none served for the whole limit, all are. When some did, and died young, only who waited for half of it: a
-        request on which each server dies, but none that the next one may answer. resend: a request that was looked at
-        can be left to the next server.
-        """
+        When no server served for the whole limit, all callers are refused. When servers did, and died young, only
+        callers that waited for half of the limit are: a request on which each server dies is refused, but not one that
+        the next server may answer. resend: a request that was read can be left to the next server; if not, all callers
+        are refused then too, after the whole limit."""
         down_s = now - self._began
         if now - self.served > self._limit_s or (down_s > self._limit_s and not resend):
             return 0.0
@@ -60,10 +58,8 @@ class Outage:
 
 
 class Refusal:
-    """Made when it is needed: it holds a buffer of a megabyte.
-
-    resend: the kernel can send again what somebody took. Then a request may be looked at and left to the next server.
-    """
+    """Answers requests with EIO in place of a server. Made only when it is needed: it holds a buffer of a megabyte.
+    resend: the kernel can send requests again, so that one may be read here and left to the next server."""
 
     def __init__(self, device_fd: int, *, resend: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._fd = device_fd
@@ -71,17 +67,15 @@ class Refusal:
         self._clock = clock
         self._buffer = bytearray(_BUFFER_BYTES)
         self._since: dict[int, float] = {}
-        """When each request that nobody has answered was first seen here."""
+        """When each request that was left to the next server was first read here, by `unique`."""
 
     def answer(self, seconds: float, *, older_than_s: float = 0.0) -> bool:
-        """Refuse for so long what comes, and what waits; of that only what was seen here `older_than_s` ago.
-
-        False, and at once, when there is no mount any more.
-        """
+        """For `seconds`, answer EIO to each request that was first read here at least `older_than_s` ago (0: to all).
+        Return False, and at once, when there is no mount any more."""
         end = self._clock() + seconds
         before, self._since = self._since, {}
         if self._resend:
-            with suppress(OSError):  # unmounted, or the kernel has no room: what waits is looked at later
+            with suppress(OSError):  # unmounted, or the kernel has no memory: waiting requests are read later
                 os.write(self._fd, reply.resend())
         while (left := end - self._clock()) > 0 and select.select([self._fd], [], [], left)[0]:
             unique = self._take()
@@ -92,14 +86,14 @@ class Refusal:
             now, request = self._clock(), unique & ~abi.UNIQUE_RESEND
             since = before.get(request, now)
             if now - since >= older_than_s:
-                with suppress(OSError):  # the caller has left
+                with suppress(OSError):  # the request was interrupted
                     os.write(self._fd, reply.error(unique, errno.EIO))
             else:
                 self._since[request] = since
         return True
 
     def _take(self) -> int | None:
-        """The number of the next request, as it came; 0: nobody waits for an answer; None: there is no mount."""
+        """Read a request and return its `unique`; 0: nobody waits for an answer; None: there is no mount any more."""
         try:
             length = os.readv(self._fd, (self._buffer,))
         except OSError as error:

@@ -1,9 +1,9 @@
-"""What the supervisor does: checks the storage through a server, mounts, hands over, replaces a server that died.
+"""The supervisor's work: let a server check the storage, mount, hand the mount over, and replace a server that died.
 
-A server that dies is replaced at once: the kernel keeps the requests, the new server answers them. Only an asked-for
-end unmounts. It imports little, and does nothing but wait: it must not be what fails.
-Signals: SIGTERM, SIGINT and SIGHUP end the mount in order, SIGUSR2 replaces the server by one of the code that is
-installed now. All waiting is in _wait, where they are taken synchronously; supervisor/command.py blocks them.
+A server that dies is replaced at once: the kernel keeps the requests, and the new server answers them. The supervisor
+unmounts only when it is asked to end. It imports little and mostly waits, because it must not be what fails.
+Signals: SIGTERM, SIGINT and SIGHUP end the mount in order; SIGUSR2 replaces the server by one of the code that is
+installed now. supervisor/command.py blocks these signals, and _wait() takes them synchronously.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 IMPORT_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 60.0
-"""The builder promises 5 s; local recovery comes on top."""
+"""How long a new mount's server may take to check the storage (builders promise 5 s) and to recover local state."""
 RESUME_TIMEOUT_S = 300.0
-"""A new server first ends the renames that the old one began."""
+"""How long the next server of the mount may take for that: it first ends the renames that the old server began."""
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 5.0
 DOWN_LIMIT_S = 60.0
-"""Callers wait for a new server for so long; then they get EIO, until one serves."""
+"""How long callers wait for a new server; after that they get EIO until a server serves."""
 WATCH_S = 0.5
-"""A server whose death the system does not tell (ServerProcess.code) is found after so long."""
+"""How often the server is looked at: the system does not report every death (ServerProcess.code)."""
 TICK_S = 0.1
 LOG_CHECK_S = 60.0
 UPGRADE = signal.SIGUSR2
@@ -57,7 +57,7 @@ EXIT_ERROR = 1
 
 
 class Supervisor:
-    """One mount. states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
+    """One mount. Its states: no server -> probed -> mounted -> serving (and again, after a death) -> ended."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Supervisor:
         down_limit_s: float = DOWN_LIMIT_S,
         first: ServerProcess | None = None,
     ) -> None:
-        """first: the server that is to serve first; it was told to prepare."""
+        """first: a server that has been started and told to prepare, and that is to serve first."""
         self.spec = spec
         self.builder = builder
         self.guard = guard
@@ -75,10 +75,10 @@ class Supervisor:
         self.state_dir = Path(spec.state_dir)
         self.log_path = self.state_dir / "mount.log"
         self.file_trouble = ""
-        """Why mount.json is older than what was to be written last, such as a full disk; '' when it is not."""
+        """Why mount.json could not be written the last time, such as a full disk; '' when it is up to date."""
         self.server: ServerProcess | None = None
         self.undead: list[ServerProcess] = []
-        """Servers that died, until nothing is left of them."""
+        """Servers that died and that the system has not reaped yet."""
         self.refusal: Refusal | None = None
         self.upgrading = False
         self.standby = Standby(self._process, first)
@@ -90,24 +90,24 @@ class Supervisor:
         self.ending = False
 
     def _process(self) -> ServerProcess:
-        """A new one; on a cluster's node, where somebody guards us, with fewer rights than ours."""
+        """Start a server; on a cluster's node, where this supervisor has a guard, with fewer rights than its own."""
         return ServerProcess(self.builder, self.log_path, confined=self.state_dir if self.guard else None)
 
     # -- making the mount
 
     def open(self) -> None:
-        """Make the mount. Errors: DatastoreError; then nothing is left behind."""
+        """Make the mount. Errors: DatastoreError, with nothing left behind."""
         self._claim()
         mountpoint, note = self.spec.mountpoint, self.state_dir / beneath.NOTE_FILE
         if not device.is_mounted(mountpoint):
-            beneath.restore(mountpoint, note)  # of a mount that crashed
+            beneath.restore(mountpoint, note)  # after a mount that crashed
         device.check_mountpoint(mountpoint)
         if self.spec.transport == "kernel":
             device.check_device()
         try:
             beneath_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._make()
-            # a guard's host removes the directory itself when a crash is cleared up
+            # not immutable below a guard, whose host removes the directory when it clears up after a crash
             beneath.protect(beneath_fd, note, immutable=self.guard is None)
             os.close(beneath_fd)
         except BaseException:
@@ -115,7 +115,7 @@ class Supervisor:
             raise
 
     def _make(self) -> None:
-        """Mount, and have it served."""
+        """Make the mount with a server that serves it."""
         if self.spec.transport == "kernel":
             self.opens_fd = os.memfd_create("opens")
             os.ftruncate(self.opens_fd, TABLE_BYTES)
@@ -130,7 +130,7 @@ class Supervisor:
         self.mounted = True
 
     def close(self) -> None:
-        """Undo open(): end the server, unmount, remove the files that say it lives. Idempotent."""
+        """Undo open(): end the server, unmount, and remove the files that say that the mount lives. Idempotent."""
         self.standby.end()
         if self.server is not None:
             self.server.end(END_TIMEOUT_S)
@@ -150,7 +150,7 @@ class Supervisor:
             (self.state_dir / name).unlink(missing_ok=True)
 
     def _claim(self) -> None:
-        """Take the state directory: one supervisor per directory."""
+        """Lock the state directory, which only one supervisor may use. Errors: MountFailed."""
         try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.state_dir.chmod(0o700)
@@ -162,10 +162,8 @@ class Supervisor:
             raise MountFailed(f"can't use the state directory {self.state_dir}: {error.strerror}") from error
 
     def _serve(self, server: ServerProcess | None = None) -> None:
-        """Have a server ask the storage, mount unless it is mounted, and hand it over. Errors: DatastoreError.
-
-        server: one that has said that it is prepared; None: the one that stands by, or a new one.
-        """
+        """Let a server check the storage, mount unless that is done, and hand over the device. Errors: DatastoreError.
+        server: a server that has reported that it is prepared; None: the standby server, or a new one."""
         resumed = self.mounted
         self.server = server or self.standby.take() or self._process()
         channel = self.server.channel
@@ -191,7 +189,8 @@ class Supervisor:
         self._note()
 
     def _expect(self, channel: socket, key: str, timeout_s: float) -> Any:
-        """The next message of a server, which has to hold `key`. Errors: what it says; MountFailed."""
+        """Return what the server's next message has for `key`. Errors: the error that the message reports; MountFailed
+        when the server ends, is silent for timeout_s, or the supervisor is asked to end."""
         end = time.monotonic() + timeout_s
         while not select.select([channel], [], [], TICK_S)[0]:
             self.ending |= bool(ENDING & signal.sigpending())
@@ -210,7 +209,7 @@ class Supervisor:
     # -- keeping it
 
     def keep(self) -> int:
-        """Wait for the end, replacing servers that die; the exit code."""
+        """Wait for the end, replace servers that die, and return the exit code."""
         outage = self.outage
         outage.started = checked = time.monotonic()
         while True:
@@ -251,7 +250,7 @@ class Supervisor:
             self.spec = from_json(document)
 
     def _pause(self, pause_s: float) -> bool:
-        """Before another server is tried; callers must not hang meanwhile. False: somebody has unmounted by force."""
+        """Wait before another server is tried, and refuse callers that waited too long. False: the mount is gone."""
         patience_s = self.outage.patience_s(time.monotonic(), resend=self._can_resend())
         if patience_s is None:
             self.refusal = None
@@ -266,7 +265,7 @@ class Supervisor:
         return True
 
     def _restart(self, server: ServerProcess | None = None) -> None:
-        """Have another server serve; server: see _serve()."""
+        """Let another server serve. server: see _serve()."""
         self.restarts += 1
         try:
             self._serve(server)
@@ -275,18 +274,18 @@ class Supervisor:
             log.error("a new mount server could not start", extra=fields(error=error))
             self._note(trouble=f"no mount server can be started: {error}")
             if self.server is not None:
-                self.server.kill()  # keep() sees it dead and pauses
+                self.server.kill()  # keep() finds it dead and pauses
             else:
                 self.outage.backoff.ended(0.0)
         self.outage.started = time.monotonic()
 
     def _upgrade(self) -> None:
-        """Let a new server, of the code that is installed now, go on in the place of the one that serves."""
+        """Replace the server that serves by a new one, of the code that is installed now."""
         self.upgrading = False
         old = self.server
         if old is None:
-            return  # one is about to be started
-        self.standby.end()  # its code is as old as the server's
+            return  # keep() is about to start a server
+        self.standby.end()  # the standby's code is as old as the server's
         new = None
         try:
             if not self._can_resend():
@@ -310,21 +309,19 @@ class Supervisor:
         return Negotiated(**self.negotiated).has(abi.HAS_RESEND) if self.negotiated else False
 
     def _ended(self, code: int) -> int:
-        """The server is done; after a clean end it has unmounted.
-
-        A libfuse mount that crashed can't be served again, and stays dead: it answers with errors, which is better than
-        an empty directory.
-        """
+        """Finish after the server's end, and return the exit code. A server that ended with code 0 has unmounted. A
+        libfuse mount that crashed can't be served again, and stays dead: it answers with errors, which is better than
+        an empty directory."""
         self.mounted = False
         if code:
-            # mount.json stays: `list` and `umount` have to know of what is left.
+            # mount.json stays, because `list` and `umount` have to know what is left
             log.error("the mount server died; unmount and mount again", extra=fields(code=code))
             return EXIT_ERROR
         self.close()
         return 0
 
     def _end(self) -> int:
-        """Asked to end: the server flushes, unmounts and exits; if it can't, we unmount."""
+        """End the mount as asked: the server flushes, unmounts and exits; if it can't unmount, close() does."""
         if self.server is not None:
             self.server.signal(signal.SIGTERM)
             self.mounted = self.server.wait(STOP_TIMEOUT_S) != 0
@@ -338,7 +335,7 @@ class Supervisor:
         self.server = None
 
     def _wait(self, timeout_s: float) -> None:
-        """Until a signal comes or the time is over."""
+        """Wait until a signal comes or the time is over, and note what the signal asks for."""
         taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
         if taken is not None:
             self.ending |= taken.si_signo in ENDING
@@ -347,7 +344,7 @@ class Supervisor:
     # -- what others see
 
     def report(self) -> dict[str, object]:
-        """The ready line."""
+        """Return what is reported when the mount is ready, as the line on standard output."""
         return {
             "ready": True,
             "supervisorPid": os.getpid(),
@@ -356,10 +353,8 @@ class Supervisor:
         }
 
     def _note(self, **more: object) -> None:
-        """Bring mount.json up to date, which tells others of the mount, without a secret. Failures: file_trouble.
-
-        more: what went wrong, until the next server serves.
-        """
+        """Write mount.json, which tells other processes of the mount, without secrets; a failure sets file_trouble.
+        more: fields that say what went wrong; they stay until mount.json is written again."""
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
         temporary = self.state_dir / f"{MOUNT_FILE}.new"

@@ -1,1 +1,1 @@
-"""What a directory over objects means: names, attributes, listings, files, changes. The only place that decides."""
+"""The file system: only this package decides what objects mean as names, attributes, listings and files."""

@@ -1,4 +1,4 @@
-"""Composes a mounted store from a MountSpec: the only place that knows all classes of the data plane."""
+"""Builds a mounted store from a MountSpec. Only this module knows all classes of the data plane."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _LIVE = (
     "used_files",
     "write_back_s",
 )
-"""The fields of MountSpec that change while it is mounted, besides the credentials of the source."""
+"""The fields of MountSpec that can change while the mount lives; the credentials of `source` can, too."""
 
 
 class MountedStore:
-    """See fuse.server.MountedStore: one file system with its store, cache and journal. Threads: any but the loop's."""
+    """A file system with its store, cache and journal (server.MountedStore). Any thread but the loop's may call it."""
 
     def __init__(
         self, filesystem: DatastoreFilesystem, spec: MountSpec, store: RetryingStore, keys: StaticSource | None
@@ -69,13 +69,13 @@ class MountedStore:
         self._keys = keys
 
     def status(self) -> dict[str, object]:
-        """What `datastore status` shows of this side; also when the loop has ended."""
+        """Return what `datastore status` shows of this server, also when the loop has ended."""
         core = self.filesystem.core
         used, limit = core.cache.usage()
         try:
             seen = core.loop.call(self._seen)
         except MountFailed:
-            seen = self._seen()  # nothing changes any more
+            seen = self._seen()  # the loop has ended: nothing changes any more
         return {
             "location": str(self._spec.source),
             "cache": {"bytes": used, "limit": limit, **core.reader.counts},
@@ -94,7 +94,7 @@ class MountedStore:
         }
 
     def apply(self, spec: MountSpec) -> list[str]:
-        """With another group the kernel asks again for what it knew."""
+        """See server.MountedStore. When the group changes, the kernel is told to drop the attributes that it caches."""
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
         core = self.filesystem.core
@@ -113,7 +113,7 @@ class MountedStore:
             core.notifier.inval_inode(node.ino, -1)
 
     def _renewed(self, source: Source) -> Source:
-        """Our source with the other's keys, which count from now on; as it is when it was made without a Secret's."""
+        """Use the static keys of `source` from now on; return our source with them, or as it is if either has none."""
         credentials = credentials_of(source)
         if self._keys is None or not isinstance(credentials, StaticCredentials):
             return self._spec.source
@@ -131,8 +131,8 @@ class MountedStore:
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
-    """Probe the backend, then make the file system; resumed: the kernel already knows nodes of an earlier server.
-    Errors: those of probe() - wrong key, bucket, region, endpoint - within 5 s; nothing is changed then.
+    """Probe the store, then build the file system. resumed: an earlier server served this mount: nothing is probed.
+    Errors: those of probe() (wrong key, bucket, region or endpoint), within 5 s and before anything is changed.
     """
     location = s3_of(spec)
     capabilities = None if resumed else probe(location, deadline_s=5.0, writable=not spec.read_only)
@@ -144,7 +144,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
 
 
 def _identity(keys: CredentialSource) -> str:
-    """Whose eyes see what is read here. While nobody knows, nobody else's."""
+    """Return an id of the credentials that the mount reads with; a random id while they are not known."""
     try:
         return keys.identity()
     except CredentialsInvalid:
@@ -152,21 +152,21 @@ def _identity(keys: CredentialSource) -> str:
 
 
 def s3_of(spec: MountSpec) -> S3Location:
-    """The objects that a mount shows. Errors: InvalidManifest for any other source."""
+    """Return the S3 location that a mount shows. Errors: InvalidManifest for a source of another kind."""
     if not isinstance(spec.source, S3Location):
         raise InvalidManifest(f"{spec.source} is no bucket")
     return spec.source
 
 
 def believed_s(spec: MountSpec) -> float:
-    """How long the mount believes what it knows. The kernel is told the rest of that with each answer; libfuse takes
-    one time for all answers, so there the mount and the kernel have half of it each.
+    """Return for how many seconds the mount believes an answer of the store. The kernel is told the rest of that time
+    with each reply; libfuse takes one time for all replies, so with it the mount and the kernel get half of it each.
     """
     return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
 
 
 def settings_of(spec: MountSpec) -> Settings:
-    """What a specification says of them."""
+    """Return the settings that a specification asks for."""
     umask = 0o022 if spec.umask is None else spec.umask
     return Settings(
         metadata_ttl_s=believed_s(spec),
@@ -197,9 +197,9 @@ def build_filesystem(
     resumed: bool = False,
     reader: str = "",
 ) -> DatastoreFilesystem:
-    """The file system over any store; unsent files and half-done renames of an earlier process are finished first.
-    loop: this call turns it for that, unless another thread does. reader: names the credentials; nothing of what
-    others have read is used (S-205).
+    """Build the file system over any store, and finish what an earlier process left: half-done renames and, unless
+    `resumed`, unsent files. For that this call turns the loop if no other thread does. reader: an id of the
+    credentials; bytes and attributes that were cached under another id are not used (S-205).
     """
     state = Path(spec.state_dir)
     staging = state / "staging"
@@ -247,7 +247,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         core.removed.clear()
         core.listings.clear()
         for intent in core.db.intents() if core.db.rebooted else ():
-            # The machine may have gone down before the end of what was begun was on the disk: it is put off (S-27).
+            # The machine may have gone down before the end of an intent was on the disk: treat it as put off (S-27).
             with suppress(OSError):  # the disk is full
                 core.db.put_off(intent, core.clock.time_ns())
         core.db.seen_boot()

@@ -1,4 +1,4 @@
-"""The file system that is served: ops.Filesystem, composed of the parts."""
+"""The file system that is served: an ops.Filesystem, composed of the classes of this package."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .upload.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _UNLIMITED_BYTES = 1 << 50
-"""1 PiB: what statfs shows of a store without a capacity; larger numbers overflow in old tools."""
+"""The size that statfs shows for a store without a capacity, 1 PiB; larger numbers overflow in old tools."""
 _BLOCK = 4096
 _FILES = 1 << 32
-"""A store has no limit of them."""
+"""The number of inodes that statfs shows; a store has no limit."""
 
 
 class DatastoreFilesystem:
-    """Implements ops.Filesystem over one Core. What one part does without help is that part's own method."""
+    """Implements ops.Filesystem over one Core. An operation that one part does alone is that part's bound method."""
 
     def __init__(self, core: Core) -> None:
         self.core, self.loop = core, core.loop
@@ -63,10 +63,10 @@ class DatastoreFilesystem:
         self.setxattr, self.removexattr = attributes.setxattr, attributes.removexattr
         self.opendir, self.readdir, self.releasedir = directories.opendir, directories.readdir, directories.releasedir
 
-    # -- life
+    # -- start and stop
 
     def start(self, notifier: ops.Notifier) -> None:
-        """Begin: the kernel can be told of changes, and what is due now and then is done. On the loop."""
+        """Start the periodic jobs; the kernel can be notified from now on. Only the loop's thread may call this."""
         self.core.notifier = notifier
         self.kernel_dir_cache.start()
         self.upkeep.start()
@@ -82,7 +82,7 @@ class DatastoreFilesystem:
         self.core.known.save()
 
     async def flush_all(self) -> list[str]:
-        """Send everything that is unsent; a line for each file that failed."""
+        """Send everything that is unsent; return a line for each file that failed."""
         return await self.uploads.retry(self.core.nodes.unsent())
 
     # -- names
@@ -92,7 +92,7 @@ class DatastoreFilesystem:
         entry = self.resolver.cached(directory, name) if not directory.gone else ops.Entry(None, 0.0)
         if entry is None:
             entry = await self.resolver.lookup(directory, name)
-        if entry.attr is None and len(name) > self._name_max():  # such exist only if another tool wrote them (S-35)
+        if entry.attr is None and len(name) > self._name_max():  # other tools may make longer names (S-35)
             raise ops.FSError(errno.ENAMETOOLONG)
         return entry
 
@@ -101,16 +101,16 @@ class DatastoreFilesystem:
         self.core.nodes.forget(ino, nlookup)
 
     async def link(self, caller: ops.Caller, ino: ops.Ino, new_parent: ops.Ino, new_name: bytes) -> ops.Entry:
-        """An object has one key: EPERM (S-10), by which programs know that they have to do without."""
+        """Refuse a hard link with EPERM (S-10), as an object has one key; programs can do without hard links then."""
         raise ops.FSError(errno.EPERM)
 
     async def statfs(self, ino: ops.Ino) -> ops.StatFs:
-        """The capacity of the manifest, or a very large store; what is taken is known if somebody has told us."""
+        """Return the manifest's capacity, or 1 PiB, and what is used of it if the settings tell that."""
         shown = self.core.settings
         blocks = (shown.capacity_bytes or _UNLIMITED_BYTES) // _BLOCK
         free = max(0, blocks - -(-shown.used_bytes // _BLOCK))
         return ops.StatFs(blocks, free, _FILES, max(0, _FILES - shown.used_files), _BLOCK, self._name_max())
 
     def _name_max(self) -> int:
-        """Bytes of a name that can be made."""
+        """Return the most bytes that a new name may have."""
         return min(NAME_MAX, self.core.store.capabilities.max_new_segment_bytes)

@@ -1,4 +1,4 @@
-"""Bringing a directory into the cache before it is needed."""
+"""Fetches a directory into the disk cache before it is needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .tree.core import Core
 from .tree.nodes import Directory
 
 _FILES_AT_ONCE = 8
-"""Each file is fetched by several ranges; small ones need company to fill the line."""
+"""How many files are fetched at the same time: one alone fills the line only if it is large enough for many ranges."""
 
 
 async def warm(
     filesystem: DatastoreFilesystem, path: str, progress: Callable[[dict[str, int | None]], None]
 ) -> dict[str, object]:
-    """Fetch every file below `path` (relative to the mount, '' for all) into the cache, until it is full.
+    """Fetch every file below `path` (relative to the mount, '' for all) into the cache, until that is full.
 
     progress is called on the loop, with done_files, files, done_bytes and bytes.
     Returns {"ok", "files", "bytes", "errors"}.
@@ -39,7 +39,7 @@ async def warm(
         done_bytes += size
         progress({"done_files": done_files, "files": len(versions), "done_bytes": done_bytes, "bytes": total})
 
-    # Beyond the limit each file would only take the place of one that was fetched a moment ago.
+    # A file that does not fit any more would only evict a file that was fetched a moment ago.
     fitting = iter([version for version in versions if (left := left - version.size) >= 0])
 
     async def fetch(_: int) -> None:
@@ -65,7 +65,7 @@ async def warm(
 
 
 async def _prefix_of(filesystem: DatastoreFilesystem, path: str) -> str:
-    """The key prefix (or key) of a path in the mount. NotFound."""
+    """Return the key of a file, or the key prefix of a directory, by its path in the mount. Errors: NotFound."""
     node = filesystem.core.nodes.root
     for name in os.fsencode(path).split(b"/"):
         if name in (b"", b"."):

@@ -1,4 +1,4 @@
-"""Amazon S3 and what speaks like it: the only place that knows boto and HTTP."""
+"""Amazon S3 and compatible servers: the only package of the mount that knows botocore and HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One signed request to a bucket: signs, sends, follows the bucket to its region once, turns refusals into errors.
+"""Makes signed requests to a bucket: signs, sends, follows the bucket to its region once, turns refusals into errors.
 
 Threads: any. The endpoint is replaced as a whole when a region is learned; requests under way finish on the old one.
 """
@@ -39,7 +39,7 @@ from .sigv4 import (
 from .transport import Transport, TransportLimits
 
 _REDIRECTS = frozenset({301, 307, 308, 400})
-"""Statuses by which S3 says that a bucket is elsewhere (400: AuthorizationHeaderMalformed)."""
+"""Statuses by which S3 says that a bucket is in another region (400: AuthorizationHeaderMalformed)."""
 _WRITES = frozenset({"PUT", "POST"})
 _UNSIGNED = frozenset({"range", "if-match"})
 """Headers that a signature need not cover: it has to cover `host` and `x-amz-*` (SigV4, canonical headers)."""
@@ -47,7 +47,7 @@ _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 class Caller:
-    """Speaks to one bucket. follow: go after it into its region; clock: seconds since the epoch."""
+    """Sends requests to one bucket. follow: whether to follow it to its region; clock: seconds since the epoch."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Caller:
         self._lock = threading.Lock()
         self.place = (endpoint, connect(endpoint))
         self._signer: Signer | None = None
-        """The latest."""
+        """The signer that was made last."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -73,7 +73,7 @@ class Caller:
         return self.place[0]
 
     async def send(self, request: Request) -> Answer:
-        """The answer to a request, status below 300. Errors: StoreError as in s3/errors.py and transport.py."""
+        """Return the answer to a request, of status below 300. Errors: StoreErrors as in errors.py and transport.py."""
         renewed = moved = False
         while True:
             signer = await self.signer()
@@ -101,7 +101,8 @@ class Caller:
             self.place[1].close()
 
     async def signer(self) -> Signer:
-        """For where the bucket is, with the present keys, which may have to be found. Errors: CredentialsInvalid."""
+        """Return a signer for the bucket's place and the present keys; the keys may have to be looked up first.
+        Errors: CredentialsInvalid."""
         source, signer = self.credentials, self._signer
         keys = source.at_hand()
         if keys is None:
@@ -112,7 +113,7 @@ class Caller:
         return signer
 
     async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
-        """Whether the server does not take these keys any more, and there are others by now."""
+        """Return whether the server no longer accepts these keys, and there are other ones by now."""
         mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
         if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
             return False
@@ -120,7 +121,7 @@ class Caller:
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
 
     def _follows(self, request: Request, answer: Answer, signer: Signer) -> bool:
-        """Whether the bucket is said to be in another region: from now on it is asked there."""
+        """Return whether the server says that the bucket is in another region, to which later requests then go."""
         if answer.status not in _REDIRECTS or not self._follow:
             return False
         region, seen = self._refusal(request, answer, signer.keys).region, signer.endpoint.region
@@ -138,7 +139,7 @@ class Caller:
         return True
 
     def _refusal(self, request: Request, answer: Answer, keys: StaticCredentials) -> Refusal:
-        """What an answer to a request that was signed with `keys` refuses."""
+        """Return the parsed error answer to a request that was signed with `keys`."""
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
         server_s = http_date_ns(headers.get("date", "")) / 1e9
@@ -159,7 +160,7 @@ class Caller:
 
 
 class Signer:
-    """Requests to one place with the same keys, as they are sent. Threads: any; two may put the same together."""
+    """Signs requests to one endpoint with the same keys. Any thread may use it."""
 
     def __init__(
         self, endpoint: Endpoint, transport: Transport, keys: StaticCredentials, clock: Callable[[], float]
@@ -169,13 +170,13 @@ class Signer:
         self.keys = keys
         self._clock = clock
         self._shared: dict[str, tuple[int, Moment, str, str, str, str]] = {}
-        """By method, what the plain ones of the latest second share."""
+        """By method, what plain() puts into all heads of the latest second; two threads may compute the same."""
 
     def signed(self, request: Request) -> tuple[Request, bytes]:
-        """Any request, with its body as it is sent, and its head. Errors: InvalidRequest.
+        """Return any request, with its body as it is sent, and its head. Errors: InvalidRequest.
 
-        TLS protects a body itself, as in botocore, and so does a way that does not leave the machine; else the
-        signature has to.
+        The signature covers the body, except over TLS, which protects the body itself (as in botocore), and except when
+        the server is on this machine.
         """
         endpoint = self.endpoint
         path = endpoint.path(request.key)
@@ -193,10 +194,8 @@ class Signer:
         return request, self.transport.head(request.method, f"{path}?{query}" if query else path, signed, length)
 
     def plain(self, method: str, key: str, unsigned: Mapping[str, str] = MappingProxyType({})) -> bytes:
-        """The head of a GET, HEAD or DELETE of a whole key: those of one second share most of it.
-
-        unsigned: headers that a signature need not cover. Errors: InvalidRequest.
-        """
+        """Return the head of a GET, HEAD or DELETE without a query; the heads of one second have most in common.
+        unsigned: headers that a signature need not cover. Errors: InvalidRequest."""
         second, shared = int(self._clock()), self._shared.get(method)
         if shared is None or shared[0] != second:
             shared = self._shared[method] = self._begin(method, second)
@@ -209,7 +208,7 @@ class Signer:
         return f"{before}{path}{after}{more}authorization: {signed}\r\n\r\n".encode()
 
     def _begin(self, method: str, second: int) -> tuple[int, Moment, str, str, str, str]:
-        """What stands before and after the path, the signed headers' names, and what describes them (sigv4.py)."""
+        """Return an entry of _shared: second, Moment, the head before and after the path, canonical_headers()."""
         now = moment(self.keys, self.endpoint.region, second)
         headers = {"host": self.endpoint.host_header, "x-amz-content-sha256": EMPTY_SHA256, **now.headers}
         before, version, rest = self.transport.head(method, "", headers).decode().partition(" HTTP/1.1\r\n")
@@ -219,7 +218,7 @@ class Signer:
 def gather(
     location: S3Location, limits: TransportLimits, keys: CredentialSource | None = None, *, follow: bool = True
 ) -> Caller:
-    """Resolve a location; touches no network. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
+    """Return a location's Caller; nothing is sent. Errors: InvalidRequest, CredentialsInvalid, EndpointNotAllowed."""
     policy = location.policy
     if policy is not None and not policy.allows(location.endpoint):
         raise EndpointNotAllowed(
@@ -238,5 +237,5 @@ def gather(
 
 
 def _region(said: str) -> str:
-    """What a server says of a region, if it is the name of one: on AWS it becomes a part of the host's name."""
+    """Return the region that a server named, or '' if that is no name: on AWS it becomes a part of the host's name."""
     return said if _REGION.fullmatch(said) else ""

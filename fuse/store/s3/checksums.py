@@ -1,13 +1,13 @@
-"""CRC-32 of what is sent: by it the store notices a body that arrived otherwise, and refuses it as BadDigest.
+"""CRC-32 of what is sent: by the checksum the store notices a body that was damaged on its way, and sends BadDigest.
 
-An upload in parts declares the algorithm when it begins. Only where the server repeats it in its answer does each part
-carry its checksum, and the completion all of them. It must also say that the object's will be one of its parts' (as
-servers do since 2025): moto does not, and shows every reader a wrong one. A single PUT just carries its checksum: who
-does not know the header ignores it. Some refuse it (R2 and Backblaze B2 did so for years, s3proxy refuses every header
-that it does not know): then the request is repeated without, and this bucket is not offered any again.
+A multipart upload declares the algorithm when it begins. Only if the server repeats it in its answer, each part carries
+its checksum, and the completion carries all of them. The server must also say that it computes the object's checksum
+from those of the parts (as servers do since 2025): moto does not, and shows every reader a wrong one. A single PUT just
+carries its checksum, and most servers that don't know the header ignore it. Some refuse it (R2 and Backblaze B2 did so
+for years, s3proxy refuses every unknown header): then the request is repeated, and later ones are sent, without it.
 
-Parts that are sent beside copied ones carry their MD5, which every server has always known: of the copied ones there is
-no checksum, and servers make none of the whole, or a wrong one.
+In an upload with copied parts, the other parts carry their MD5, which every server has always known: copied parts have
+no checksum, and servers then make none of the whole object, or a wrong one.
 Source: "Checking object integrity for data uploads in Amazon S3", Amazon S3 user guide.
 """
 
@@ -39,7 +39,7 @@ Send = Callable[[Request], Coroutine[Any, Any, Answer]]
 
 
 def crc32_of(body: Body | FilePart) -> str:
-    """CRC-32 as S3 writes it: base64 of four bytes, the highest first. OSError of a file."""
+    """Return the CRC-32 as S3 writes it: base64 of four bytes, big-endian. Errors: OSError from reading a file."""
     crc = 0
     for piece in _pieces(body):
         crc = crc32(piece, crc)
@@ -47,7 +47,7 @@ def crc32_of(body: Body | FilePart) -> str:
 
 
 def md5_of(body: Body | FilePart) -> str:
-    """MD5 as Content-MD5 has it (RFC 1864). OSError of a file."""
+    """Return the MD5 as in Content-MD5 (RFC 1864). Errors: OSError from reading a file."""
     digest = md5(usedforsecurity=False)
     for piece in _pieces(body):
         digest.update(piece)
@@ -59,14 +59,14 @@ def _pieces(body: Body | FilePart) -> Iterable[Body]:
 
 
 class _Offer:
-    """A header that a server may refuse: the first refusal is the last."""
+    """A header that a server may refuse; after the first refusal it is not sent again."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._taken = self._refused = False
 
     async def send(self, request: Request, name: str, value: str) -> Answer:
-        """The answer to a call with one more header, or else without it. Errors: those of `send`."""
+        """Return the answer to a request with one more header, or without it if it is refused. Errors: as of `send`."""
         if self._refused:
             return await self._send(request)
         without, request.headers = request.headers, {**request.headers, name: value}
@@ -80,42 +80,42 @@ class _Offer:
             why = str(error)
         finally:
             request.headers = without
-        answer = await self._send(request)  # what is refused for another reason is refused again
+        answer = await self._send(request)  # raises if the refusal was not about the header
         self.end(why)
         return answer
 
     def end(self, why: str) -> None:
-        """The server is not to have it again."""
+        """Do not send the header to this server again."""
         self._refused = True
         log.info("this store takes no checksums of what is sent", extra=fields(why=why))
 
 
 def _may_be_header(error: StoreError) -> bool:
-    """400 and 501 in the words of each server; one that leaves unknown headers out of the signature finds it wrong."""
+    """Return whether an error may be a refusal of the header: 400 or 501, or SignatureDoesNotMatch from a server that
+    computes the signature without unknown headers."""
     if isinstance(error, CredentialsInvalid):
         return error.code == "SignatureDoesNotMatch"
     return isinstance(error, InvalidRequest | Unsupported)
 
 
 class Checksums:
-    """Those that one bucket's server is sent, and of the parts of uploads under way. Threads: any; each
-    statement that changes something is one step.
-    """
+    """Sends checksums to one bucket's server, and keeps those of the parts of unfinished uploads. Threads: any; each
+    statement that changes something is atomic."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._puts = _Offer(send)
         self._uploads = _Offer(send)
         self._parts: dict[UploadId, dict[tuple[PartNumber, ETag], str] | None] = {}
-        """By upload that declared the algorithm; it is forgotten when that ends. None: some of its parts are copied,
-        and the others carry their MD5."""
+        """Checksums of the parts of each upload that declared the algorithm, until the upload ends. None: some of the
+        upload's parts are copied, and the others carry their MD5."""
 
     async def put(self, request: Request) -> Answer:
         """PutObject with the checksum of its body."""
         return await self._puts.send(request, _SUM, crc32_of(request.body))
 
     async def begin(self, request: Request, abort: Callable[[UploadId], Coroutine[Any, Any, None]]) -> UploadId:
-        """CreateMultipartUpload of parts that are all sent."""
+        """CreateMultipartUpload, no part is copied. abort: drops an upload if its kind of checksum is unusable."""
         answer = await self._uploads.send(request, _DECLARED, _ALGORITHM)
         begun = xml.parse_upload_id(bytes(answer.body))
         said = answer.headers.get(_DECLARED, ""), answer.headers.get(_KIND, "")
@@ -128,7 +128,7 @@ class Checksums:
         return begun
 
     def mixed(self, begun: UploadId) -> UploadId:
-        """An upload of which some parts are copied."""
+        """Note that some parts of an upload are copied; return the upload's id."""
         self._parts[begun] = None
         return begun
 
@@ -146,7 +146,7 @@ class Checksums:
         return etag
 
     async def complete(self, request: Request, upload_id: UploadId) -> Answer:
-        """CompleteMultipartUpload, of which the body was built with of()."""
+        """CompleteMultipartUpload; the request's body contains the checksums from of()."""
         try:
             answer = await self._sent(request, upload_id)
         except NotFound:
@@ -156,16 +156,16 @@ class Checksums:
         return answer
 
     def of(self, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]]) -> list[str]:
-        """The parts' checksums as XML; '' where there is none."""
+        """Return the parts' checksums as XML elements, '' where there is none."""
         known = self._parts.get(upload_id) or {}
         return [f"<Checksum{_ALGORITHM}>{known[one]}</Checksum{_ALGORITHM}>" if one in known else "" for one in parts]
 
     def forget(self, upload_id: UploadId) -> None:
-        """An upload is at its end."""
+        """Drop the checksums of an upload that has ended."""
         self._parts.pop(upload_id, None)
 
     async def _sent(self, request: Request, upload_id: UploadId) -> Answer:
-        """A server that repeats the algorithm and then refuses its use gets the next upload without."""
+        """Send a request of an upload. If it is refused and carries checksums, later uploads get none."""
         try:
             return await self._send(request)
         except (InvalidRequest, Unsupported) as error:

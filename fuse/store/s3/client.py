@@ -1,6 +1,7 @@
-"""S3 as an ObjectStore: every call as one signed request, keys sent byte for byte as they are.
+"""S3 as an ObjectStore: each method is an operation of the Amazon S3 API reference; keys are sent byte for byte.
 
-No retries, no state but the connections. Source: Amazon S3 API reference, one operation per method.
+Nothing is retried. Besides connections, the store keeps only what it has learned about the server, and the checksums of
+unfinished uploads.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ from .transport import TransportLimits
 
 _RANGE_NOT_SATISFIABLE = 416
 _IGNORED_RANGE_BYTES = 1 << 20
-"""A server that ignores Range sends the whole object, which is taken up to this size."""
+"""A server that ignores Range sends the whole object, which is accepted up to this size or the range's, in bytes."""
 _UPLOADS = 1000
-"""In a page of those that are unfinished, as servers make them."""
+"""How many unfinished uploads a server lists on one page."""
 _SPACES_BYTES = 1 << 20
-"""During a long operation servers send spaces, so that nobody hangs up."""
+"""The largest answer to a long operation; servers send spaces meanwhile, so that the client does not hang up."""
 
 
 class S3Store:
     """One bucket of an S3 server; implements ObjectStore."""
 
     def __init__(self, caller: Caller, capabilities: Capabilities, *, list_metadata: bool = False) -> None:
-        """list_metadata: listings are to show metadata where the server can do that; it costs the server some time."""
+        """list_metadata: listings include metadata if the server can do that, which costs it some time."""
         self._caller = caller
         self._checksums = Checksums(caller.send)
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
@@ -119,7 +120,7 @@ class S3Store:
         return handed_over(received(key, answer, byte_range), sink)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
-        """PutObject. With a condition it is not repeatable: the second attempt would meet the first one's object."""
+        """PutObject. With a condition it is not repeatable: a second request would meet the object of the first."""
         check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
@@ -183,7 +184,7 @@ class S3Store:
         return failures
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
-        """CreateMultipartUpload. With copies none declares checksums: of those we have none (s3/checksums.py)."""
+        """CreateMultipartUpload. With `copies` it declares no checksums: copied parts have none (s3/checksums.py)."""
         check_key(key)
         check_options(key, options)
         headers = {**_described(options), **await self._tags(key, options)}
@@ -249,7 +250,7 @@ class S3Store:
             await self._caller.send(Request(method="DELETE", key=key, query=[("uploadId", upload_id)]))
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
-        """ListMultipartUploads. MinIO takes a prefix only when it is a whole key: nothing found, all are sifted."""
+        """ListMultipartUploads. MinIO's prefix must be a whole key: if none is found, all uploads are filtered here."""
         found = await self._uploads(prefix) if prefix else []
         return found or [upload for upload in await self._uploads("") if upload.key.startswith(prefix)]
 
@@ -267,11 +268,10 @@ class S3Store:
         await self._send_xml("PUT", xml.build_legal_hold(on=on), key=key, query="legal-hold")
 
     def close(self) -> None:
-        """Close connections; idempotent."""
         self._caller.close()
 
     async def _send_xml(self, method: str, body: bytes, *, query: str, key: str = "", entries: int = 0) -> Answer:
-        """entries: so many the answer may be about."""
+        """Send an XML body. entries: for how many objects the answer may have an entry."""
         headers = {"content-md5": md5_of(body), "content-type": "application/xml"}
         most_bytes = xml.most_bytes(entries)
         return await self._caller.send(
@@ -293,7 +293,7 @@ class S3Store:
         return found
 
     async def _past_end(self, key: str, byte_range: ByteRange, if_match: ETag | None) -> ObjectInfo:
-        """The object whose end a range missed; a change in between is a transient fault, and asked again."""
+        """Return the facts of an object that ends before the range. Errors: CorruptBody, transient, if it has grown."""
         info = await self.head(key)
         if if_match is not None and info.etag != if_match:
             raise PreconditionFailed(f"GET {shown(key)}: the object is another version", key=key, status=412)
@@ -307,10 +307,10 @@ class S3Store:
         return {"x-amz-copy-source": f"{where}/{encode_path(source)}", **matching}
 
     async def _tags(self, key: str, options: WriteOptions) -> dict[str, str]:
-        """The tags that an object had, for one that takes its place; a copy keeps them by itself."""
+        """Return the header that gives an object the tags of the one in whose place it is written."""
         if TAGGED not in options.metadata:
             return {}
-        # After a rename the tags are under the new name, and before the upload that makes it under the old one.
+        # After a rename the tags are at the new key; they are at the old key until an upload has made the new one.
         for place in dict.fromkeys((unquote(options.metadata[TAGGED], errors="surrogateescape"), key)):
             with suppress(NotFound):
                 answer = await self._caller.send(Request(method="GET", key=place, query=[("tagging", "")]))
@@ -322,7 +322,7 @@ class S3Store:
     async def _copy_marker(
         self, source: str, target: str, replace: WriteOptions | None, if_match: ETag | None
     ) -> WriteResult | None:
-        """An empty directory object is made anew: versitygw refuses to copy one. None when it has a body."""
+        """Make an empty directory object anew, since versitygw refuses to copy it; None when the source has a body."""
         info = await self.head(source)
         if if_match is not None and info.etag != if_match:
             raise PreconditionFailed(f"PUT {shown(target)}: {shown(source)} is another version", key=source, status=412)
@@ -341,12 +341,11 @@ def open_s3(
     keys: CredentialSource | None = None,
     list_metadata: bool = False,
 ) -> RetryingStore:
-    """A store to work with: retries and metrics in front of the adapter.
+    """Return a store to work with: the adapter behind retries and metrics.
 
-    capabilities: from probe(); conservative when not given. keys: in place of what the location says about credentials.
-    list_metadata: listings are to show the objects' metadata where the server can do that.
-
-    Touches no network; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
+    capabilities: from probe(); else conservative ones. keys: used instead of the credentials that the location names.
+    list_metadata: listings include the objects' metadata if the server can do that.
+    No request is sent; probe() tells whether the location is right. Errors: InvalidRequest, CredentialsInvalid.
     """
     caller = gather(location, limits or TransportLimits(), keys)
     adapter = S3Store(caller, capabilities or Capabilities(), list_metadata=list_metadata)

@@ -1,8 +1,8 @@
 """Where keys come from: a Secret manifest, or botocore's default chain (environment, profile, SSO, web identity,
-container, IMDS). botocore finds and renews; nothing else of it is used at run time.
+container, IMDS). botocore finds and renews the keys; nothing else of it is used at run time.
 
-Threads: `keys()` may be called from any; renewals are serialised by botocore's own lock. Each request asks again and
-gets one frozen set, so a renewal never mixes two.
+Any thread may call `keys()`; botocore's own lock serialises renewals. Each request calls it again and gets one frozen
+set of keys, so a renewal never mixes two sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from datastore.secret import Secret
 from .errors import one_line
 
 _LOOKUP_TIMEOUT_S = 2
-"""For STS, SSO and the container endpoint: a lookup is local or near, and a mount must be refused within 5 s."""
+"""Timeout for STS, SSO and the container endpoint: they are local or near, and a mount must be refused within 5 s."""
 _METADATA_TIMEOUT_S = 1
 LOOK_AGAIN_S = 5.0
 _NONE_FOUND = (
@@ -32,39 +32,39 @@ _NONE_FOUND = (
 
 
 class StaticSource:
-    """Keys from a Secret; they change when who mounted brings others."""
+    """Keys from a Secret; replace() changes them while the bucket is mounted."""
 
     region = ""
-    """As the configuration beside the keys names it."""
+    """The region that is configured beside the keys; a Secret names none."""
 
     def __init__(self, given: StaticCredentials) -> None:
         self._keys = given
 
     def replace(self, given: StaticCredentials) -> None:
-        """The keys from now on; requests under way keep theirs."""
+        """Set the keys for later requests; requests under way keep theirs."""
         self._keys = given
 
     def identity(self) -> str:
-        """Equal for those who may see what the other has read: the same person, as far as can be told. No secret."""
+        """Return an id that is not secret; keys with equal ids have one user, who may see what was read with either."""
         return _digest("key", self._keys.access_key_id)
 
     def at_hand(self) -> StaticCredentials | None:
-        """keys(), where it need not look for them first, which may ask the network."""
+        """Return keys(), or None if they have to be looked up first, which may ask the network."""
         return self._keys
 
     def keys(self) -> StaticCredentials:
-        """The present ones."""
+        """Return the present keys."""
         return self._keys
 
     def refused(self, keys: StaticCredentials) -> bool:
-        """The server does not take these keys: whether there are others by now."""
+        """Return whether there are other keys by now than these, which the server refused."""
         return keys != self._keys
 
 
 class ChainSource:
-    """botocore's default chain, asked at first use and kept; its refreshable credentials renew themselves.
+    """botocore's default chain, asked at first use; its credentials are kept, and refreshable ones renew themselves.
 
-    Others (a credentials file that was rewritten) are looked for again when the server refuses those we have. Errors of
+    When the server refuses them, the chain is asked again: a credentials file may have been rewritten. Errors of
     identity() and keys(): CredentialsInvalid.
     """
 
@@ -75,7 +75,7 @@ class ChainSource:
         clock: Callable[[], float] = time.monotonic,
         region: str = "",
     ) -> None:
-        """again: makes another session, which reads every file anew."""
+        """again: returns a new session, which reads all files again."""
         self.region = region
         self._session = session
         self._again = again or chain_session
@@ -85,8 +85,8 @@ class ChainSource:
         self._found: Any = None
 
     def identity(self) -> str:
-        """See StaticSource. Keys that renew themselves have another id each hour: of those how they were found, and the
-        role that the environment names."""
+        """See StaticSource. Keys that renew themselves get another access key id each hour; they are identified by how
+        they were found, the profile, and the role that the environment names."""
         from botocore.credentials import RefreshableCredentials
 
         found = self._credentials()
@@ -115,7 +115,7 @@ class ChainSource:
         )
 
     def refused(self, keys: StaticCredentials) -> bool:
-        """See StaticSource. Looks at most every LOOK_AGAIN_S: a lookup may ask the network."""
+        """See StaticSource. The chain is asked at most every LOOK_AGAIN_S seconds, since it may ask the network."""
         with self._lock:
             if self._clock() - self._looked_at >= LOOK_AGAIN_S:
                 self._looked_at = self._clock()
@@ -141,7 +141,7 @@ CredentialSource = StaticSource | ChainSource
 
 
 def find_source(location: S3Location) -> CredentialSource:
-    """The source of a location's keys. Errors: CredentialsInvalid."""
+    """Return the source of a location's keys. Errors: CredentialsInvalid."""
     if location.credentials is not None:
         return StaticSource(location.credentials)
     from botocore.exceptions import BotoCoreError
@@ -159,7 +159,7 @@ def _digest(*parts: str) -> str:
 
 
 def chain_session() -> Any:
-    """A botocore session whose lookups give up soon. botocore is imported here: 0.1 s that static keys don't need."""
+    """Return a botocore session with short timeouts. Importing botocore takes 0.1 s, which static keys don't need."""
     import botocore.session
     from botocore.config import Config
 

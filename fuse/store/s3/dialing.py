@@ -1,5 +1,5 @@
-"""A socket connected to a host, through a proxy and TLS if need be: the name is looked up once, and what is connected
-to is one of the addresses found."""
+"""Connects a socket to a host, through a proxy and TLS if need be. The host's name is looked up once, and only the
+addresses found are connected to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, in
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An HTTP proxy; authorization is the header's value or ''."""
+    """An HTTP proxy; authorization is the value of the Proxy-Authorization header or ''."""
 
     host: str
     port: int
@@ -36,7 +36,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Whom to connect to, and how. refusal: why an address of the host may not be connected to, '': it may."""
+    """Where to connect to, and how. refusal: returns why an address may not be connected to; '': it may."""
 
     host: str
     port: int
@@ -45,14 +45,14 @@ class Route:
     refusal: Callable[[str], str] | None = None
 
     def __str__(self) -> str:
-        """For a message."""
+        """Return the route for a message."""
         scheme = "https" if self.secure else "http"
         via = f" through proxy {self.proxy.host}:{self.proxy.port}" if self.proxy else ""
         return f"{scheme}://{self.host}:{self.port}{via}"
 
 
 def trust(ca_bundle: str = "") -> ssl.SSLContext:
-    """Verifying TLS: the system's roots, and those of `ca_bundle` (PEM) besides. Errors: InvalidRequest."""
+    """Return a TLS context that trusts the system's roots, and those of `ca_bundle` (PEM). Errors: InvalidRequest."""
     if not ca_bundle:
         return _system_trust()
     context = ssl.create_default_context()
@@ -65,12 +65,12 @@ def trust(ca_bundle: str = "") -> ssl.SSLContext:
 
 @lru_cache(maxsize=1)
 def _system_trust() -> ssl.SSLContext:
-    """Shared: the system's roots take 0.8 MiB each time, and a controller has many clients."""
+    """Shared, since the system's roots take 0.8 MiB in each context, and a controller has many clients."""
     return ssl.create_default_context()
 
 
 def proxy_for(host: str, *, secure: bool) -> Proxy | None:
-    """What HTTP_PROXY, HTTPS_PROXY and NO_PROXY say about a host. Errors: InvalidRequest."""
+    """Return the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for a host. Errors: InvalidRequest."""
     url = getproxies().get("https" if secure else "http", "")
     if not url or proxy_bypass(host):
         return None
@@ -91,7 +91,7 @@ def proxy_for(host: str, *, secure: bool) -> Proxy | None:
 def connected(
     route: Route, tls: ssl.SSLContext | None, limit_s: float, clock: Callable[[], float] = time.monotonic
 ) -> socket.socket:
-    """A socket connected within limit_s, through TLS if the route is. Errors: Unreachable, DeadlineExceeded,
+    """Return a socket connected within limit_s, over TLS if the route is secure. Errors: Unreachable, DeadlineExceeded,
     EndpointNotAllowed."""
     until = clock() + limit_s
 
@@ -106,7 +106,7 @@ def connected(
         if proxy is None:
             made = _dial(route.host, route.port, left_s, refusal)
         else:
-            # The proxy is the administrator's, and looks the host up itself; what we know of it counts as well.
+            # The administrator's proxy looks the host up itself; the addresses that are found here are checked, too.
             with suppress(socket.gaierror, TimeoutError):
                 if refusal is not None:
                     _allowed(route.host, _look_up(route.host, route.port, limit_s / 2), refusal)
@@ -129,7 +129,7 @@ def connected(
 
 
 async def _tunnel(connection: Connection, route: Route, proxy: Proxy, pace: Callable[[], float]) -> None:
-    """CONNECT (RFC 9110, section 9.3.6). Errors: TimeoutError, OSError, NotHttp."""
+    """Send CONNECT to the proxy (RFC 9110, section 9.3.6). Errors: TimeoutError, OSError, NotHttp."""
     name = f"[{route.host}]" if ":" in route.host else route.host
     lines = [f"CONNECT {name}:{route.port} HTTP/1.1", f"Host: {name}:{route.port}"]
     if proxy.authorization:
@@ -144,7 +144,7 @@ async def _tunnel(connection: Connection, route: Route, proxy: Proxy, pace: Call
 def _dial(
     host: str, port: int, left_s: Callable[[], float], refusal: Callable[[str], str] | None = None
 ) -> socket.socket:
-    """Connected within the time left. Each address but the last gets half of it.
+    """Return a socket connected within the time left; each address but the last gets half of what is left then.
 
     refusal: see _allowed(). Errors: TimeoutError, socket.gaierror for a name that does not resolve, OSError of the last
     address, EndpointNotAllowed.
@@ -167,10 +167,8 @@ def _dial(
 
 
 def _allowed(host: str, addresses: Sequence[_Address], refusal: Callable[[str], str]) -> Sequence[_Address]:
-    """Those of a host's addresses that may be connected to. refusal: why an address may not, '': it may.
-
-    Errors: EndpointNotAllowed when none may.
-    """
+    """Return the addresses of a host that may be connected to. refusal: returns why an address may not; '': it may.
+    Errors: EndpointNotAllowed when none of them may."""
     whys = [refusal(address[0]) for _, address in addresses]
     found = [each for each, why in zip(addresses, whys, strict=True) if not why]
     if not found and addresses:
@@ -184,9 +182,9 @@ def _allowed(host: str, addresses: Sequence[_Address], refusal: Callable[[str], 
 
 
 def _look_up(host: str, port: int, limit_s: float) -> Sequence[_Address]:
-    """The addresses of a host in the order in which they should be tried. Errors: TimeoutError, socket.gaierror.
+    """Return a host's addresses in the order in which they should be tried. Errors: TimeoutError, socket.gaierror.
 
-    getaddrinfo(3) can't be interrupted and may wait for a silent name server for a minute: it has a thread of its own.
+    getaddrinfo(3) can't be interrupted and may wait for a silent name server for a minute: it runs in its own thread.
     """
     with suppress(socket.gaierror):
         return _found(host, port, socket.AI_NUMERICHOST)

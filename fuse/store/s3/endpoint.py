@@ -1,4 +1,4 @@
-"""Where a bucket is spoken to: scheme, host, path prefix; virtual-host or path style; AWS's hosts by region.
+"""The address of a bucket: scheme, host, path prefix; virtual-host or path style; AWS's hosts by region.
 
 Pure. Source: "Virtual hosting of general purpose buckets" and "Amazon S3 endpoints", AWS documentation.
 """
@@ -18,15 +18,12 @@ from .sigv4 import encode_path
 
 DEFAULT_REGION = "us-east-1"
 _DNS_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
-"""Bucket names that can be one label of a host name; those with dots would not match a wildcard certificate."""
+"""Bucket names that can be one label of a host name; names with dots would not match a wildcard certificate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A bucket's address. base_path is '' or starts with '/'; aws: the host follows the region.
-
-    What every request needs of it is worked out once.
-    """
+    """A bucket's address. base_path is '' or starts with '/'; aws: the host's name depends on the region."""
 
     scheme: str
     service_host: str
@@ -44,17 +41,17 @@ class Endpoint:
 
     @cached_property
     def host_header(self) -> str:
-        """The Host header: with the port when that is not the scheme's own."""
+        """The Host header, with the port if that is not the default of the scheme."""
         return self._authority(self.host)
 
     @property
     def secure(self) -> bool:
-        """Over TLS."""
+        """Whether the bucket is reached over TLS."""
         return self.scheme == "https"
 
     @cached_property
     def on_this_machine(self) -> bool:
-        """Its bytes pass no network: a gateway beside the mount."""
+        """Whether the server is on this machine (a gateway beside the mount), so that bytes pass no network."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -74,20 +71,18 @@ class Endpoint:
         return f"{self.base_path}/{encode_path(self.bucket)}" if self.path_style else self.base_path
 
     def path(self, key: str = "") -> str:
-        """The encoded path of a key, or of the bucket."""
+        """Return the encoded path of a key, or of the bucket."""
         return f"{self._bucket_path}/{encode_path(key)}" if key else self._bucket_path or "/"
 
     def in_region(self, region: str) -> Endpoint:
-        """The same bucket in another region."""
+        """Return the endpoint of the same bucket in another region."""
         host = _aws_host(region) if self.aws else self.service_host
         return replace(self, region=region, service_host=host)
 
 
 def resolve(location: S3Location, region: str = "") -> Endpoint:
-    """The endpoint of a location; `region` is used when the location names none.
-
-    Errors: InvalidRequest when the endpoint is not an http(s) URL.
-    """
+    """Return the endpoint of a location; `region` is used when the location names none.
+    Errors: InvalidRequest when the endpoint is not an http(s) URL."""
     where = location.region or region or DEFAULT_REGION
     aws = not location.endpoint
     scheme, host, port, base_path = ("https", _aws_host(where), 443, "") if aws else _split(location.endpoint)
@@ -115,7 +110,7 @@ def _split(endpoint: str) -> tuple[str, str, int, str]:
 
 
 def _needs_path_style(host: str, bucket: str) -> bool:
-    """Addresses and single-label hosts (localhost, a service of a cluster) have no sub-domains."""
+    """Whether the bucket can't be a subdomain: addresses and single-label hosts (localhost, a service) have none."""
     if not _DNS_BUCKET.fullmatch(bucket) or "." not in host:
         return True
     try:

@@ -1,4 +1,4 @@
-"""HTTP status and S3 error code -> datastore.errors: one total table, mapped at this edge and nowhere else.
+"""Maps every HTTP error status and S3 error code to a class of datastore.errors; no other module does that.
 
 Pure. Sources: "Error responses", Amazon S3 API reference; the codes of MinIO (X-Minio) and versitygw as measured.
 """
@@ -73,37 +73,35 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
     ),
     e.Unreachable: ("the proxy asks for a login", "407"),
 }
-"""What each class tells the user, and the codes and statuses that mean it. OperationAborted and
-ConditionalRequestConflict refuse without effect while another request runs: try again."""
+"""What each class tells the user, and the codes and statuses that mean the class. OperationAborted and
+ConditionalRequestConflict refuse a request without effect while another one runs, so the request is tried again."""
 
 _PAIRS = [(said, kind) for kind, (_, words) in _KINDS.items() for said in words.split()]
 MEANT = dict(_PAIRS)
-"""By code; and by status, for answers without a known code: those to a HEAD have no body."""
+"""The class of each code, and of each status for answers without a known code (answers to a HEAD have no body)."""
 assert len(MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
 
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""What TLS makes of the end of a connection while something is sent: no fault of TLS, nor of who set it up."""
+"""Raised by the ssl module when the other side ends the connection; TLS and its settings are not at fault."""
 
 _SKEW_TAKEN_S = 15 * 60
-"""What S3 takes; an answer to a HEAD can't say that it was more."""
+"""The clock skew that S3 accepts, in seconds; an answer to a HEAD can't say that the skew was larger."""
 _NAME_MAX_BYTES = 255
-"""Of one segment, where keys are files of a disk (versitygw, MinIO)."""
+"""The longest part of a key between slashes where each key is a file of a disk (versitygw, MinIO), in bytes."""
 _MINIO_MARKER_BYTES = len("__XLDIR__")
-"""What MinIO adds to the name of a marker's file."""
+"""How many bytes MinIO adds to the file name of a directory marker, a key that ends with a slash."""
 _VERSITYGW_BYTES = 28
-"""What versitygw adds to the name of a file that it replaces; it says that the longer name is a directory then."""
+"""How much longer versitygw's name for a file's new version is; if it is too long, the answer tells of a directory."""
 _TELLING = frozenset({"InvalidArgument", "InvalidPart", "InvalidPartOrder", "EntityTooSmall", "MalformedXML"})
 
 _LOCK_WORDS = ("protected by object lock", "worm protected")
-"""AWS and versitygw in an AccessDenied, MinIO in an InvalidRequest: none has a code of its own for it."""
+"""Words in the message that tell of an object lock: AWS and versitygw send AccessDenied, MinIO InvalidRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An error answer, parsed: what was asked and what came back.
-
-    region: where the bucket is, when told; skew_s: the server's clock minus ours, seconds.
-    """
+    """A parsed error answer, with what was asked.
+    region: where the bucket is, if the server says so; skew_s: the server's clock minus this machine's, in seconds."""
 
     method: str
     key: str
@@ -119,7 +117,7 @@ class Refusal:
 
 
 def error_class(refusal: Refusal) -> type[e.StoreError]:
-    """Total: every refusal has a class."""
+    """Return the error class of a refusal; every refusal has one."""
     found = MEANT.get(refusal.code) or MEANT.get(str(refusal.status))
     if found is None:
         found = e.ServerFault if refusal.status >= 500 else e.InvalidRequest
@@ -139,7 +137,7 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
 
 
 def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreError]:
-    """Servers refuse names in words of their own, or (to a HEAD) in none: the name itself then tells which it was."""
+    """Return `found`, or what the key itself shows to be wrong: codes that refuse names are vague or missing."""
     segments = key_bytes(refusal.key).split(b"/")
     vague = refusal.status == 400 and found in {e.InvalidRequest, e.InvalidKey} and refusal.code not in _TELLING
     marker = refusal.key.endswith("/")
@@ -147,7 +145,7 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
     if refusal.code == "ExistingObjectIsDirectory":
         limit -= _VERSITYGW_BYTES
     too_long = max(len(segment) for segment in segments) > limit
-    # versitygw can't make the directory of such a marker, and calls that an internal error.
+    # versitygw answers 500 when it can't create the directory of a marker because the name is too long.
     if too_long and (vague or found is e.KeyConflict or (marker and refusal.status == 500)):
         return e.KeyTooLong
     if vague and any(segment in {b".", b".."} for segment in segments):
@@ -159,7 +157,7 @@ def _name_refused(refusal: Refusal, found: type[e.StoreError]) -> type[e.StoreEr
 
 
 def to_error(refusal: Refusal) -> e.StoreError:
-    """The exception to raise, with the server's own words."""
+    """Return the exception to raise, with the server's own message."""
     kind = error_class(refusal)
     said = ": ".join(part for part in (refusal.code, refusal.message) if part) or f"HTTP status {refusal.status}"
     request = f" (request {one_line(refusal.request_id, 200)})" if refusal.request_id else ""
@@ -178,7 +176,7 @@ def to_error(refusal: Refusal) -> e.StoreError:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Foreign words for a message: no line breaks or control characters, bounded."""
+    """Return a server's text for use in a message: without line breaks or control characters, cut at `limit`."""
     flat = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
     return flat if len(flat) <= limit else flat[:limit] + "..."
 
@@ -209,14 +207,14 @@ _BAD_CERTIFICATES = {
     62: "its TLS certificate is for another host ({}): write a name that it is for into spec.s3.endpoint",
     64: "its TLS certificate is for another host ({}): write a name that it is for into spec.s3.endpoint",
 }
-"""By OpenSSL's X509_V_ERR_ number; all others are about who signed it."""
+"""Messages by OpenSSL's X509_V_ERR_ number; all other numbers are about the signer of the certificate."""
 _NOT_TRUSTED = (
     "its TLS certificate is not trusted ({}): put the certificate authority that signed it into spec.s3.caBundle"
 )
 
 
 def connection_words(error: Exception) -> str:
-    """What went wrong at the connection, and what to do about it."""
+    """Return what went wrong at the connection, and what the user can do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _BAD_CERTIFICATES.get(error.verify_code, _NOT_TRUSTED).format(one_line(error.verify_message))
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":

@@ -1,7 +1,7 @@
-"""HTTP/1.1 over one connection: what is sent, and the answer as it comes, every byte under one deadline (RFC 9112).
+"""HTTP/1.1 over one connection (RFC 9112): sends a request and receives its answer; a deadline bounds every wait.
 
-Not http.client: that one bounds neither an answer nor the time that it takes, byte by byte, and its layers cost more
-than the parsing: a cold file of 100 KiB takes an eighth less of the mount server's processor without them.
+http.client is not used: it bounds neither the size of an answer nor the time that its bytes take, and its layers cost
+more than the parsing: without them a cold file of 100 KiB takes an eighth less of the mount server's processor.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from ..base import Body, FilePart
 from .errors import UNANNOUNCED
 
 HEAD_BYTES = 64 << 10
-"""The most that the head of an answer may have, interim answers included. S3's own have 1 to 4 KiB."""
+"""The largest head of an answer in bytes, interim answers included. S3's heads have 1 to 4 KiB."""
 _MAX_HEADERS = 200
 _RECEIVED_BYTES = 64 << 10
-"""Received at once while the end is not known; a small answer comes whole."""
+"""The most bytes that are received at once while the end of the answer is not known; a small answer comes whole."""
 _RECORD_BYTES = 16 << 10
-"""What TLS hands out at once; asking for more costs the clearing of that."""
+"""The most bytes that TLS returns at once; a larger buffer would only take time to clear."""
 _SENT_BYTES = 1 << 20
-"""Sent at once: each such piece has its own look at the clock."""
+"""The most bytes that are passed to the kernel at once; a blocking connection checks its deadline before each piece."""
 _SENDFILE_BYTES = 4 << 20
 _FRAMING_BYTES = 64 << 10
-"""Sizes of chunks, beside a quarter of what they hold: who sends single bytes wants to keep us busy."""
+"""Bytes allowed for chunks' sizes, besides a quarter of the largest body: tiny chunks would keep the mount busy."""
 _CHUNKS_AT_ONCE = 256
-"""Taken before others go on: 256 bytes in as many chunks take 3 ms."""
+"""How many chunks are taken before other tasks may run: 256 chunks of one byte take 3 ms."""
 _ZEROS = bytes(1 << 16)
 _SWITCHING_PROTOCOLS = 101
 _HEAD_END = re.compile(rb"\n(?:\r\n|\n)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket that does not wait raises instead."""
+"""What a socket raises that would have to wait: it is non-blocking, or its timeout in the kernel has passed."""
 _WAITING = -1.0
 
 Pace = Callable[[], float]
-"""The seconds that the next byte may take. Errors: TimeoutError when there are none left."""
+"""Returns the seconds that the next byte may take. Errors: TimeoutError when none are left."""
 
 
 class NotHttp(Exception):
-    """What came is no answer, or a larger one than there may be."""
+    """The server sent no HTTP answer, or one whose head or framing is larger than allowed."""
 
 
 class CutShort(Exception):
@@ -55,19 +55,19 @@ class CutShort(Exception):
 
 
 class TooMuch(Exception):
-    """The body is larger than it may be."""
+    """The body is larger than the caller accepts."""
 
 
 class _Kernel:
-    """What a connection that blocks has in place of an Edge: the kernel has waited for as long as it may."""
+    """The Edge of a blocking connection: the kernel has already waited as long as allowed, so wait() times out."""
 
     def wait(self, seconds: float) -> Future[None]:
         raise TimeoutError
 
 
 class Connection:
-    """A connected socket, plain or TLS, for one thread or one task at a time. Without a loop its calls block; with one
-    they await it and never block, and the connection ends with the loop. Errors of all calls: TimeoutError, OSError.
+    """A connected socket, plain or TLS, for one thread or one task at a time. Without an event loop its calls block;
+    with one they await, and the connection is closed when the loop ends. Errors of all calls: TimeoutError, OSError.
     """
 
     __slots__ = ("_edge", "_limit_s", "_loop", "_sent_at_once", "secure", "sock")
@@ -92,9 +92,9 @@ class Connection:
         self.sock.close()
 
     def _limit(self, seconds: float) -> None:
-        """How long the next call blocks. It is nearly always the same, and setting it takes system calls.
+        """Set how long the next call may block; an unchanged limit is not set again, which would take system calls.
 
-        A plain socket waits in the kernel: one call for each piece, where Python's own limit takes two.
+        A plain socket waits in the kernel, which takes one system call a piece, where Python's own timeout takes two.
         """
         if seconds == self._limit_s:
             return
@@ -108,14 +108,14 @@ class Connection:
         self._limit_s = seconds
 
     async def give_way(self, pace: Pace) -> None:
-        """Now and then while much comes at once: others go on, and there is time left."""
+        """Let other tasks of the loop run while much data comes at once. Errors: TimeoutError when no time is left."""
         if self._loop is not None:
             pace()
             await self._loop.pause()
 
     async def receive(self, size: int, pace: Pace, flags: int = 0) -> bytes:
-        """What comes next, b"" at the end. After what was sent at once there is nothing yet; else it may have been told
-        of meanwhile."""
+        """Return the next bytes, b"" at the end. After a send that never waited, the answer can't be there yet: wait
+        first. After a send that waited, the loop may have reported the answer already: try to receive it first."""
         if self._loop is None:
             self._limit(pace())
         elif self._sent_at_once:
@@ -128,10 +128,8 @@ class Connection:
                 await self._edge.wait(pace())
 
     async def receive_into(self, view: memoryview, pace: Pace) -> int:
-        """Fill a view, as far as it goes until the end; how many bytes.
-
-        Where a plain connection blocks by one call, which waits in the kernel for all of them.
-        """
+        """Fill a view, or as much of it as comes before the end; return how many bytes came.
+        A plain blocking connection needs one call, which waits in the kernel for all bytes."""
         done, flags = 0, 0 if self.secure else socket.MSG_WAITALL
         while done < len(view):
             if self._loop is None:
@@ -147,7 +145,7 @@ class Connection:
         return done
 
     async def send(self, body: Body, pace: Pace) -> None:
-        """All of it."""
+        """Send the whole body."""
         left: Body = body
         waited = self._sent_at_once = False
         while left:
@@ -162,7 +160,7 @@ class Connection:
         self._sent_at_once = not waited
 
     async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
-        """Both, without a copy and on a plain connection so that the server wakes once."""
+        """Send both without copying them; a plain connection sends them by one call, so that the server wakes once."""
         view, sent = memoryview(body), 0
         if not self.secure:
             if self._loop is None:
@@ -176,12 +174,10 @@ class Connection:
         await self.send(view[max(0, sent - len(head)) :], pace)
 
     async def send_file(self, part: FilePart, pace: Pace) -> None:
-        """A part of a file; what the file has lost meanwhile as zeros.
-
-        Where a plain connection blocks from the file's pages, past this process's memory.
-        """
+        """Send a part of a file, with zeros for bytes that the file has lost by being shortened.
+        A plain blocking connection sends from the page cache by sendfile(2), past this process's memory."""
         if self._loop is not None:
-            await self.send(part.read(), pace)  # in one: whether it waited is what receive() has to know
+            await self.send(part.read(), pace)  # by one send(): receive() has to know whether it waited
             return
         if self.secure:
             for piece in part.pieces():
@@ -197,10 +193,10 @@ class Connection:
                 raise TimeoutError from error
 
     def is_quiet(self) -> bool:
-        """Nothing to read: an idle connection that says something was closed by the server or is out of step.
+        """Whether there is nothing to read; else the server closed this idle connection, or is out of step.
 
-        With TLS the socket does not tell: bytes may be decrypted already, and session tickets, which come when the
-        server likes, mean nothing.
+        With TLS the socket does not tell: bytes may be decrypted already, and session tickets, which may come at any
+        time, mean nothing.
         """
         if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
             return False
@@ -213,7 +209,7 @@ class Connection:
         self.sock.setblocking(False)
         self._limit_s = _WAITING
         try:
-            self.sock.recv(1)  # what it reads is lost
+            self.sock.recv(1)  # the byte is lost, but the connection is not used again
         except NOT_NOW:
             return True
         except OSError:
@@ -222,34 +218,34 @@ class Connection:
 
 
 class Incoming:
-    """The answer to one request as it comes. Errors of all methods: TimeoutError, OSError, NotHttp, CutShort."""
+    """The answer to one request, read as it comes. Errors of all methods: TimeoutError, OSError, NotHttp, CutShort."""
 
     __slots__ = ("_at", "_connection", "_held", "_pace", "_room", "fields", "goes_on", "is_chunked", "status")
 
     def __init__(self, connection: Connection, pace: Pace, room: int = _RECEIVED_BYTES) -> None:
-        """room: how much is received at once before the answer's length is known."""
+        """room: how many bytes are received at once before the answer's length is known (not over TLS)."""
         self._room = _RECORD_BYTES if connection.secure else room
         self._connection = connection
         self._pace = pace
         self._held = b""
-        """Received and not taken yet: from _at on."""
+        """Bytes that were received; from _at on they are not taken yet."""
         self._at = 0
         self.status = 0
         self.fields: dict[str, str] = {}
-        """Values by lower-case name, decoded as ISO 8859-1; of a repeated header the last."""
+        """Header values by lower-case name, decoded as ISO 8859-1; of a repeated header the last value."""
         self.is_chunked = False
-        """The body says in pieces how long it is."""
+        """The body comes in chunks, each with its own size."""
         self.goes_on = False
         """The server leaves the connection open after this answer (RFC 9112, section 9.3)."""
 
     @property
     def is_taken(self) -> bool:
-        """Whether all that has come was taken: what is left belongs to no request."""
+        """Whether all received bytes were taken; bytes that are left over belong to no request."""
         return self._at == len(self._held)
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body as announced, None: its end tells. Errors: NotHttp."""
+        """The body's announced bytes; None: it is chunked, or ends with the connection. Errors: NotHttp."""
         said = self.fields.get("content-length")
         if said is None or self.is_chunked:
             return None
@@ -258,7 +254,7 @@ class Incoming:
         return int(said)
 
     async def head(self) -> None:
-        """Take the head of the final answer. Errors besides: UNANNOUNCED and ConnectionError before any byte."""
+        """Take the head of the final answer. Further errors: UNANNOUNCED and ConnectionError when no byte has come."""
         while True:
             if self._held and self._take_head():
                 if self.status >= 200 or self.status == _SWITCHING_PROTOCOLS:
@@ -277,7 +273,7 @@ class Incoming:
             self._held += piece
 
     def _take_head(self) -> bool:
-        """Take the head of one answer; False while its end has not come. Errors: NotHttp."""
+        """Take the head of one answer; return False if its end has not come yet. Errors: NotHttp."""
         held, start = self._held, self._at
         end = _HEAD_END.search(held, start)
         if end is None:
@@ -305,7 +301,7 @@ class Incoming:
         return True
 
     async def take(self, size: int) -> Body:
-        """The next `size` bytes of a body that has as many."""
+        """Return the next `size` bytes of a body."""
         first = memoryview(self._held)[self._at : self._at + size]
         self._at += len(first)
         if len(first) == size:
@@ -323,7 +319,7 @@ class Incoming:
         return body
 
     async def take_chunks(self, most_bytes: int) -> bytes:
-        """A chunked body (RFC 9112, section 7.1). Errors besides: TooMuch."""
+        """Return a chunked body (RFC 9112, section 7.1). Further errors: TooMuch."""
         body, framing = bytearray(), 0
         for number in count(1):
             if number % _CHUNKS_AT_ONCE == 0:
@@ -349,7 +345,7 @@ class Incoming:
         return bytes(body)
 
     async def take_rest(self, most_bytes: int) -> bytes:
-        """A body that ends with the connection. Errors besides: TooMuch."""
+        """Return a body that ends with the connection. Further errors: TooMuch."""
         body = bytearray(self._held[self._at :])
         self._at = len(self._held)
         while len(body) <= most_bytes:
@@ -361,7 +357,7 @@ class Incoming:
         raise TooMuch
 
     async def _line(self) -> bytes:
-        """One line with its end."""
+        """Return one line with its line end."""
         while (end := self._held.find(b"\n", self._at)) < 0:
             if len(self._held) - self._at > HEAD_BYTES:
                 raise NotHttp("a line without an end")
@@ -376,6 +372,6 @@ class Incoming:
 
 
 def _timeval(seconds: float) -> bytes:
-    """For SO_RCVTIMEO and SO_SNDTIMEO; never zero, which means for ever (socket(7))."""
+    """Return the value for SO_RCVTIMEO and SO_SNDTIMEO; never zero, which means no timeout (socket(7))."""
     whole, rest = divmod(max(1000, int(seconds * 1e6)), 1_000_000)
     return struct.pack("@ll", whole, rest)

@@ -1,14 +1,14 @@
-"""Pages of a listing, with the objects' metadata where the server has a word for that.
+"""Lists pages of keys, with the objects' metadata where the server can do that.
 
 S3's listing shows no user metadata. MinIO's does when it is asked with `metadata=true` (its ListObjectsV2M), and each
-of its answers says that it is MinIO. Nobody else is ever asked so. Only what an entry really shows is believed; one
-that shows nothing - who asks may list the object but not read it - is asked about by HEAD, as everywhere.
+answer of MinIO says that it is MinIO. No other server is asked so. Only what an entry really shows is used; an object
+whose entry shows no metadata (the credentials may list but not read it) is asked about by HEAD, as on other servers.
 
-MinIO checks the rights of who asks for each object then: 80 us of its processor an object, where a plain listing takes
-35 and a HEAD 400. So a page that is known is asked for plainly, and with its metadata when it has changed.
+For such a listing MinIO checks access to each object: 80 us of its processor an object, where a plain listing takes 35
+and a HEAD 400. So a known page is asked for without metadata first, and again with metadata only if it has changed.
 
-Of a bucket with versioning MinIO also shows prefixes below which every key was removed. Whether one has keys is then
-asked for each: a listing without a delimiter is right.
+In a bucket with versioning MinIO also shows prefixes below which every key was removed. So each prefix is then
+checked by a listing without a delimiter, which shows only keys that exist.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ _REFUSALS = frozenset({400, 403, 405, 501})
 
 
 def known_by(answer: Answer, before: Capabilities) -> Capabilities:
-    """What is known of the server that gave this answer, which says what it is.
-
-    versitygw replaces a file by way of a new one whose name has 28 bytes more, and a disk takes 255.
-    """
+    """Return what is known of the server that gave this answer, by its Server header.
+    versitygw replaces a file by way of a new file whose name has 28 bytes more, and file names have at most 255."""
     if _is_minio(answer):
         return replace(before, listed_metadata=True, hides_below_files=True)
     is_versitygw = answer.headers.get("server", "").lower().startswith("versitygw")
@@ -45,7 +43,7 @@ def _query(prefix: str, max_keys: int) -> list[tuple[str, str]]:
 
 
 async def look(caller: Caller, prefix: str) -> tuple[ListPage, Answer]:
-    """A listing of one key."""
+    """Return a listing of at most one key, and the answer that contained it."""
     answer = await caller.send(Request(method="GET", query=_query(prefix, 1), most_bytes=xml.most_bytes(1)))
     return xml.parse_list(bytes(answer.body), 1), answer
 
@@ -55,7 +53,7 @@ def _is_minio(answer: Answer) -> bool:
 
 
 class Lister:
-    """Lists one bucket. wanted: metadata are of use; known: of the server, by now."""
+    """Lists one bucket. wanted: whether to ask for metadata; known: what is known of the server so far."""
 
     def __init__(self, caller: Caller, *, wanted: bool, known: Capabilities) -> None:
         self._caller = caller
@@ -88,7 +86,7 @@ class Lister:
             try:
                 return await self._asked([*query, _ASK], max_keys, unless, metadata=True)
             except CorruptBody:
-                pass  # MinIO makes XML elements of the names of metadata, also of names that XML can't carry
+                pass  # MinIO makes XML elements of names of metadata, even of invalid names
             except StoreError as error:
                 if error.status not in _REFUSALS:
                     raise
@@ -112,17 +110,17 @@ class Lister:
         return await self._without_removed(page) if removed else page
 
     async def _shows_removed_prefixes(self) -> bool:
-        """Where these keys may not ask whether the bucket has versioning, it is taken to have it."""
+        """Whether the bucket has versioning; True if these credentials may not ask for that."""
         if self._versions is None:
             try:
                 answer = await self._caller.send(Request(method="GET", query=[("versioning", "")]))
-                self._versions = bool(xml.text_of(bytes(answer.body), "Status"))  # also of one that kept versions once
+                self._versions = bool(xml.text_of(bytes(answer.body), "Status"))  # Enabled or Suspended
             except AccessDenied:
                 self._versions = True
         return self._versions
 
     async def _without_removed(self, page: ListPage) -> ListPage:
-        """The page is the same before and after the last key below a prefix is removed, so it has no digest."""
+        """Drop prefixes without keys, and the digest: a prefix that loses its last key does not change MinIO's page."""
         there = await each(self._has_keys, page.common_prefixes, _PREFIXES_AT_ONCE)
         prefixes = tuple(prefix for prefix, has_keys in zip(page.common_prefixes, there, strict=True) if has_keys)
         return page._replace(common_prefixes=prefixes, digest=b"")

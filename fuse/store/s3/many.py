@@ -1,4 +1,4 @@
-"""Many small requests side by side, on as many connections as are of use."""
+"""Sends many small requests side by side, on as many connections as are useful."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ W = TypeVar("W")
 
 _LEAST = 2
 _CONNECTION_S = 0.0005
-"""One connection more for each such time that the server takes for an answer."""
+"""Answer time for each connection, in seconds: a server that takes n times as long gets n connections."""
 _HICCUP = 4
-"""What took so many times as long as it should counts as no longer."""
+"""An answer that took more than this many times the known time counts as this many times."""
 _STRIKES = 3
-"""So many requests without an answer, and the server is asked for no more before the next try."""
+"""After this many requests without an answer, the run ends."""
 _BUSY = 8
-"""So many refusals more than answers: the same."""
+"""The run also ends when transient refusals exceed the answers by more than this number."""
 
 
 class Width:
-    """How many connections at once are of use for one endpoint: who takes long for an answer, or is far away, is asked
-    on more."""
+    """How many connections at once are useful for one endpoint: more if its server is slow or far away."""
 
     def __init__(self, limit: int) -> None:
         self.connections = _LEAST
         self._limit = limit
         self._answer_s = 0.0
-        """The way there and back, and the server's time; 0: not known yet."""
+        """Seconds that an answer takes, the way there and back included; 0: not known yet."""
 
     def paced(self, seconds: float) -> None:
-        """So long the first answer took: what was asked later may have waited for our own requests.
-
-        What took long once was in the way of something else; what did not shows what can be done.
-        """
+        """Learn from the time of the first answer of a run; later requests may have waited for our own.
+        A longer time counts little, as something else may have delayed it; a shorter time shows what is possible."""
         known = self._answer_s
         self._answer_s = (
             known + (0.1 if seconds > known else 0.5) * (min(seconds, _HICCUP * known) - known) if known else seconds
@@ -51,7 +48,7 @@ class Width:
 
 
 class Many:
-    """Those of one bucket. head: of one key."""
+    """HEADs and GETs of many objects of one bucket. head: asks for one key."""
 
     def __init__(self, caller: Caller, head: Callable[[str], Coroutine[Any, Any, ObjectInfo]]) -> None:
         self._caller = caller
@@ -72,7 +69,7 @@ class Many:
             sink(number, answer)
             return answer if isinstance(answer, StoreError) else None
 
-        await self._caller.signer()  # without keys nothing is asked
+        await self._caller.signer()  # raises once, not for each object, if there are no keys
         failure = await self._side_by_side(partial(next, left, None), ask)
         for number in left:
             assert failure is not None
@@ -103,11 +100,11 @@ class Many:
             except (DeadlineExceeded, Unreachable) as error:
                 failure = error
             except StoreError:
-                pass  # who asks for it is told
+                pass  # a get() of this object tells why
             sink(wanted, told)
             return failure
 
-        await self._caller.signer()  # without keys nothing is asked
+        await self._caller.signer()  # raises before anything is taken from feed, if there are no keys
         failure = await self._side_by_side(feed, ask)
         if failure is not None:
             raise failure
@@ -115,10 +112,10 @@ class Many:
     async def _side_by_side(
         self, feed: Callable[[], W | None], ask: Callable[[W], Coroutine[Any, Any, StoreError | None]]
     ) -> StoreError | None:
-        """Ask for one after the other, until there is no other one and all have ended.
+        """Call ask() for all items of feed(), on width.connections connections, and wait until all calls have ended.
 
-        feed: gives the next one, whenever a connection is free for it; None: there is none now. ask: ends with why it
-        failed. What they raise ends the run. The answer is why it ended before all was asked: the server does not
+        feed: returns the next item when a connection is free; None: there is none now. ask: returns the error if it
+        failed. An exception of either ends the run. Return the error for which the run ended early: the server does not
         answer, or is busy.
         """
         loop = running()
@@ -153,7 +150,7 @@ class Many:
                     wanted = feed() if end is None else None
                     if wanted is not None:
                         begin()
-            except BaseException as error:  # for who asked
+            except BaseException as error:  # raised below
                 end = error
             at_work -= 1
             if not at_work:
@@ -161,7 +158,7 @@ class Many:
 
         try:
             begin()
-        except BaseException as error:  # when those that were begun have ended
+        except BaseException as error:  # raised when the calls that were begun have ended
             end = error
         if at_work:
             await over

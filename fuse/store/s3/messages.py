@@ -1,4 +1,4 @@
-"""What is asked of a server and what comes back, and what its headers say of an object."""
+"""Requests to a server, its answers, and what the headers of an answer say of an object."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .errors import one_line
 from .sigv4 import encode_path
 
 META = "x-amz-meta-"
-"""Before the names of user metadata."""
+"""Prefix of the headers that carry user metadata."""
 _SIZE = re.compile(r"[0-9]{1,18}")
 _DATE_CHARACTERS = 64
 
 SMALL_BYTES = 64 << 10
-"""The most that an answer may have that is neither an object nor a listing, and that is read of a refusal."""
+"""The largest body of an answer that is neither an object nor a listing; no more is read of a refusal's body."""
 
 
 class Answer(NamedTuple):
-    """status, headers by lower-case name, and the whole body: b"" when it went to the request's outlet."""
+    """Status, headers by lower-case name, and the whole body; b"" when the body went to the request's outlet."""
 
     status: int
     headers: Mapping[str, str]
@@ -35,10 +35,10 @@ class Answer(NamedTuple):
 
 
 class Outlet(NamedTuple):
-    """Where a large body goes while it comes. status: of the answer that is meant, others are kept whole.
+    """Takes a body over SMALL_BYTES in pieces. status: the status of such an answer; other bodies come in the Answer.
 
-    start: where in the object the body begins: it is cut at whole MiB of that. take: given the headers, the body's
-    length, where in the body these bytes are, and the bytes.
+    start: the body's offset in the object; pieces end at whole MiB of the object. take: is called with the headers, the
+    body's length, the piece's offset in the body, and the piece.
     """
 
     status: int
@@ -48,7 +48,7 @@ class Outlet(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """What to ask, not signed yet. query: not encoded; repeatable: sending it twice is as good as once."""
+    """A request, not signed yet. query: not encoded; repeatable: to send it twice has the same effect as once."""
 
     method: str
     key: str = ""
@@ -57,16 +57,16 @@ class Request:
     body: Body | FilePart = b""
     repeatable: bool = True
     expected_bytes: int = 0
-    """About how large the answer is, for the deadline."""
+    """About how large the body of the answer is, to extend the deadline by the time that it takes."""
     is_long: bool = False
-    """The server copies or joins objects before it answers."""
+    """The server copies or joins objects before it answers, so the answer may take longer."""
     outlet: Outlet | None = None
     most_bytes: int = SMALL_BYTES
-    """The largest body that is taken from a server that says yes: whatever else it sends is not read."""
+    """The largest body that is accepted in a successful answer; what goes beyond is not read."""
 
 
 def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
-    """The facts in the headers about an object of `size` bytes."""
+    """Return the facts in the headers about an object of `size` bytes."""
     return ObjectInfo(
         key=key,
         size=size,
@@ -79,15 +79,13 @@ def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
 
 
 def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """The facts in the headers of an answer to a HEAD. Errors: CorruptBody."""
+    """Return the facts in the headers of an answer to a HEAD. Errors: CorruptBody."""
     return describe(key, headers, size_of(headers.get("content-length", "0")))
 
 
 def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """User metadata, and what S3 keeps beside them (base.SYSTEM).
-
-    Others may have written bytes beyond ASCII: shown as an RFC 2047 word, as Amazon's S3 does.
-    """
+    """Return user metadata, and what S3 keeps beside them (base.SYSTEM).
+    Other clients may have written bytes beyond ASCII: they are shown as an RFC 2047 word, as Amazon S3 does."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         if name.startswith(META):
@@ -95,7 +93,7 @@ def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:
         elif name in SYSTEM_HEADERS and value:
             found[SYSTEM + name] = _printable(value)
     if found.get(":content-encoding") == "aws-chunked":
-        del found[":content-encoding"]  # how it was sent, which some servers keep
+        del found[":content-encoding"]  # the encoding of the upload itself, which some servers keep
     if headers.get("x-amz-tagging-count", "0") != "0":
         found[TAGGED] = encode_path(key)
     return found
@@ -106,7 +104,7 @@ def _printable(value: str) -> str:
 
 
 def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Body, ObjectInfo]:
-    """Body and facts of a GET; a server that ignores Range sends everything with 200. Errors: CorruptBody."""
+    """Return body and facts of a GET; a server that ignores Range sends the whole object. Errors: CorruptBody."""
     body, size = answer.body, len(answer.body)
     if answer.status == 206:
         return body, describe_part(key, answer.headers, size, byte_range or ByteRange(0, WHOLE_BYTES))
@@ -116,10 +114,8 @@ def received(key: str, answer: Answer, byte_range: ByteRange | None) -> tuple[Bo
 
 
 def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range: ByteRange | None) -> ObjectInfo:
-    """The object's facts, from the headers of an answer with `length` bytes of a range, or of all of it.
-
-    Errors: CorruptBody.
-    """
+    """Return the object's facts, from the headers of an answer with `length` bytes of the range, or of the whole object
+    when there is no range. Errors: CorruptBody."""
     if byte_range is None:
         return describe(key, headers, length)
     size = size_of(headers.get("content-range", "").rpartition("/")[2] or str(length))
@@ -131,25 +127,25 @@ def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range:
 
 
 def unquote_etag(text: str) -> ETag:
-    """An ETag without its quotes (and without a weak mark)."""
+    """Return an ETag without its quotes and without the mark of a weak one (W/)."""
     return ETag(text.strip().removeprefix("W/").strip('"'))
 
 
 def size_of(text: str) -> int:
-    """Bytes, as a server writes them. Errors: CorruptBody for what is no size, or larger than any file."""
+    """Return a size in bytes that a server sent. Errors: CorruptBody if it is no number or larger than any file."""
     if not _SIZE.fullmatch(text):
         raise CorruptBody(f"the server says {one_line(text, 40)!r} where S3 sends a size")
     return int(text)
 
 
 def http_date_ns(text: str) -> int:
-    """An HTTP date in nanoseconds since the epoch; 0 when there is none."""
+    """Return an HTTP date in nanoseconds since the epoch; 0 when there is none."""
     return _http_date_ns(text) if len(text) <= _DATE_CHARACTERS else 0
 
 
 @lru_cache(maxsize=256)
 def _http_date_ns(text: str) -> int:
-    """Kept: one second's answers share theirs."""
+    """Cached, since all answers within a second have the same date."""
     try:
         return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000
     except (TypeError, ValueError, OverflowError):

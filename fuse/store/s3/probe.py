@@ -1,9 +1,9 @@
-"""Is this location right? One answer within a few seconds, naming what is wrong, before anything is mounted.
+"""Tells within a few seconds, before anything is mounted, whether a location is right, and else what is wrong with it.
 
-It sends a listing of one key, which needs the endpoint, the keys, the region and the bucket to be right, and creates
-the bucket when asked to. It writes no object. What MinIO and versitygw do otherwise is known by the answer's Server
-header (s3/lister.py makes sure of it); what needs writes to be learned stays at its conservative value: segments of
-1,024 bytes (a server that takes fewer answers KeyTooLong).
+It lists one key, for which the endpoint, the keys, the region and the bucket must be right, and creates the bucket
+when asked to. It writes no object. MinIO and versitygw are recognised by the Server header of the answer, and
+s3/lister.py looks at that of each later answer. What only writes could find out keeps its default: parts of keys
+between slashes have up to 1,024 bytes (a server that takes fewer answers KeyTooLong).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from .messages import Request
 from .transport import TransportLimits
 
 _TLS_S = 1.0
-"""For each step of a look whether a port speaks TLS."""
+"""Timeout of each step of the check whether a port speaks TLS, in seconds."""
 _OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
 def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> Capabilities:
-    """What the server at a location can do. writable: the bucket may be created when location.create says so.
+    """Return what the server at a location can do. writable: the bucket may be created if location.create says so.
 
     Errors, each naming what is wrong and holding the server's words: CredentialsInvalid, AccessDenied, BucketNotFound,
     WrongRegion (only when the location names a region), ClockSkew, Unreachable, DeadlineExceeded, InvalidRequest.
-    Returns or raises within deadline_s, also when a name server or credential helper hangs.
+    It returns or raises within deadline_s, even when a name server or credential helper hangs.
     """
     asked = _Asked(location, writable, deadline_s)
     threading.Thread(target=asked.run, name="datastore-probe", daemon=True).start()
@@ -59,7 +59,7 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
 
 @dataclass(slots=True)
 class _Asked:
-    """The probe's own thread: it may outlive the answer, bounded by the limits of each of its steps."""
+    """The work of the probe's own thread, which may outlive probe(); the timeouts of its steps end it."""
 
     location: S3Location
     writable: bool
@@ -105,7 +105,7 @@ async def _create(caller: Caller) -> None:
 
 
 def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:
-    """Remove an empty bucket; success when it is not there. Errors: StoreError, InvalidRequest when it is not empty."""
+    """Remove an empty bucket; that it does not exist is no error. Errors: StoreError, InvalidRequest if not empty."""
     caller = gather(location, TransportLimits(connections=1, call_s=deadline_s), follow=not location.region)
     try:
         now(caller.send(Request(method="DELETE")))
@@ -116,7 +116,7 @@ def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:
 
 
 def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> StoreError:
-    """The same error, its text naming the field of the manifest to correct."""
+    """Return the same error with a text that names the field of the manifest to correct."""
     kind, hint = type(error), _HINTS.get(type(error), "")
     wordless = 300 <= error.status < 500 and not error.code
     no_s3 = wordless or isinstance(error, CorruptBody | Unreachable)
@@ -132,7 +132,7 @@ def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> S
 
 
 def _speaks_tls(endpoint: Endpoint) -> bool:
-    """Whether who listens there agrees upon TLS; with whom it is does not matter."""
+    """Whether the server at the endpoint completes a TLS handshake; its certificate is not verified."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

@@ -24,12 +24,12 @@ UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 
 
 def encode_path(key: str) -> str:
-    """A key as it stands in a request's path: every byte but unreserved ones and '/' is escaped, once."""
+    """Return a key as it stands in a request's path: each byte but unreserved ones and '/' is escaped, once."""
     return quote(key, safe="/-_.~", errors="surrogateescape")
 
 
 def encode_query(parameters: Iterable[tuple[str, str]]) -> str:
-    """The canonical query string, which is also the one sent: sorted, everything escaped, '=' always there."""
+    """Return the canonical query string, which is also sent: sorted, everything escaped, '=' always there."""
     pairs = sorted((_escape(name), _escape(value)) for name, value in parameters)
     return "&".join(f"{name}={value}" for name, value in pairs)
 
@@ -37,7 +37,7 @@ def encode_query(parameters: Iterable[tuple[str, str]]) -> str:
 def sign(
     method: str, path: str, query: str, headers: Mapping[str, str], keys: StaticCredentials, region: str, now_s: float
 ) -> dict[str, str]:
-    """The headers to send: those given, and the signature's.
+    """Return the headers to send: the given ones, and those of the signature.
 
     headers have lower-case names and hold `host` and `x-amz-content-sha256`; path and query are already encoded;
     now_s is seconds since the epoch.
@@ -50,7 +50,7 @@ def sign(
 
 
 class Moment(NamedTuple):
-    """What the signatures of one second share: headers to be signed with the others, and the ends of the rest."""
+    """Common to all signatures of one second: headers to add and sign, beginnings of the two texts, the signing key."""
 
     headers: Mapping[str, str]
     credential: str
@@ -58,14 +58,14 @@ class Moment(NamedTuple):
     key: bytes
 
     def authorization(self, names: str, canonical: str) -> str:
-        """The header that signs a canonical request with headers of these names."""
+        """Return the authorization header of a canonical request. names: its signed headers."""
         to_sign = f"{self.to_sign}{hashlib.sha256(canonical.encode()).hexdigest()}"
         signature = hmac.digest(self.key, to_sign.encode(), "sha256").hex()
         return f"{self.credential}, SignedHeaders={names}, Signature={signature}"
 
 
 def moment(keys: StaticCredentials, region: str, now_s: float) -> Moment:
-    """That of now_s, seconds since the epoch."""
+    """Return the Moment of now_s, seconds since the epoch."""
     stamp = strftime("%Y%m%dT%H%M%SZ", gmtime(now_s))
     headers = {"x-amz-date": stamp}
     if keys.session_token is not None:
@@ -77,7 +77,7 @@ def moment(keys: StaticCredentials, region: str, now_s: float) -> Moment:
 
 
 def canonical_headers(headers: Mapping[str, str]) -> tuple[str, str]:
-    """The names of those that are signed, and what the canonical request has after its query."""
+    """Return the names of the signed headers, and what the canonical request has after its query."""
     names = sorted(headers)
     lines = "".join([f"{name}:{' '.join(headers[name].split())}\n" for name in names])
     name_list = ";".join(names)
@@ -86,7 +86,7 @@ def canonical_headers(headers: Mapping[str, str]) -> tuple[str, str]:
 
 @lru_cache(maxsize=32)
 def _derive(secret: Secret, day: str, region: str) -> bytes:
-    """The day's key; kept, since it costs four of the five HMACs of a signature."""
+    """Return the day's signing key; cached, since it costs four of the five HMACs of a signature."""
     key = b"AWS4" + secret.reveal().encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

@@ -1,8 +1,8 @@
 """HTTP/1.1 over a bounded pool of keep-alive connections: bytes out, bytes in, no knowledge of S3.
 
-Threads and tasks: any number may call `send`; each has a connection to itself meanwhile. Every wait is bounded: for a
-place in the pool, to connect, for each read or write, and for the call as a whole. So is every answer, by its request:
-what a server sends beyond that is not read. No redirect is followed; whoever asked sees it as an answer.
+Any number of threads and tasks may call `send`; each call has a connection to itself. Every wait has a timeout: for a
+place in the pool, to connect, for each read or write, and for the call as a whole. Each request also bounds its answer:
+what a server sends beyond that is not read. Redirects are not followed: the caller gets them as answers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .messages import SMALL_BYTES, Answer, Request
 
 _PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 4 << 10
-"""Of an answer; S3's heads have 1 to 2 KiB."""
+"""Room for the head of an answer, in bytes; S3 sends 1 to 2 KiB."""
 _OBJECT_BYTES = 128 << 10
-"""Room for one of which nobody knows the size."""
+"""Room for an object whose size is not known, in bytes."""
 _HUNG_UP = (BrokenPipeError, ConnectionResetError, *UNANNOUNCED)
 _BODYLESS = frozenset({204, 304})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """connections: open at once (64: more only queue in the server). connect_s: TCP and TLS. idle_s: between two
-    bytes in either direction. call_s: a whole call, and body_floor bytes per second are allowed for besides, and long_s
-    where the server copies 5 GiB or joins 10,000 parts before it answers (250 s at 20 MB/s).
-    keep_s: an idle connection is not used again after this, since servers close theirs after 5 to 60 s."""
+    """connections: open at once (64: more would only queue in the server). connect_s: for TCP and TLS. idle_s: between
+    two bytes in either direction. call_s: for a whole call, plus the time of its bodies at body_floor bytes per second,
+    plus long_s where the server copies 5 GiB or joins 10,000 parts before it answers (250 s at 20 MB/s).
+    keep_s: an idle connection is not used again after this time, since servers close theirs after 5 to 60 s."""
 
     connections: int = 64
     connect_s: float = 5.0
@@ -51,7 +51,7 @@ class TransportLimits:
 
 
 class _Turn:
-    """A task that waits for a place."""
+    """A task that waits for a place in the pool."""
 
     __slots__ = ("_loop", "_transport", "_until", "given")
 
@@ -63,11 +63,11 @@ class _Turn:
         loop.waits.add(self)
 
     def set(self) -> bool:
-        """Give it one; False when it has gone. Any thread."""
+        """Give the waiting task a place; return False when its loop has ended. Any thread may call this."""
         return self._loop.soon(partial(self._end, given=True))
 
     def look(self, now: float) -> None:
-        """See Bounded."""
+        """Give up if the wait takes too long; see loop.Bounded."""
         if now >= self._until and self._transport.withdraw(self.set):
             self._end(given=False)
 
@@ -77,7 +77,7 @@ class _Turn:
 
 
 class Transport:
-    """Requests to one route. A connection that was taken belongs to one thread, or to one task of a loop.
+    """Sends requests to one route. A connection in use belongs to one thread, or to one task of an event loop.
 
     INVARIANT places given out + places free == limits.connections; an idle connection holds no place.
     """
@@ -97,16 +97,14 @@ class Transport:
         self._lock = threading.Lock()
         self._free = self.limits.connections
         self._waiting: deque[Callable[[], bool | None]] = deque()
-        """Gives a place to who asked for it; False when he is no more."""
+        """Functions that give a waiting caller a place, in the order of asking; False: the caller's loop has ended."""
         self._idle: dict[Loop | None, list[tuple[Connection, float]]] = {None: []}
-        """By the loop whose they are; None: those that block."""
+        """Idle connections with the time of their last use, by the event loop that owns them; None: blocking ones."""
         self._closed = False
 
     async def take_place(self) -> None:
-        """Wait for the right to one connection, given in the order of asking. leave_place() has to follow.
-
-        Errors: DeadlineExceeded.
-        """
+        """Wait for a place, the right to one connection. Places are given in the order of asking; leave_place() must
+        follow. Errors: DeadlineExceeded."""
         loop, limit_s = running(), self.limits.call_s
         with self._lock:
             if self._free:
@@ -122,7 +120,7 @@ class Transport:
             raise DeadlineExceeded(f"{self.route}: all {self.limits.connections} connections stayed busy")
 
     def leave_place(self) -> None:
-        """It is free for others."""
+        """Give the place back, to the caller that has waited longest if there is one."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -133,7 +131,7 @@ class Transport:
                 return
 
     def withdraw(self, give: Callable[[], bool | None]) -> bool:
-        """Ask for a place no longer; False when it was just given."""
+        """Stop waiting for a place; return False when the place has just been given."""
         with self._lock:
             if give not in self._waiting:
                 return False
@@ -141,18 +139,16 @@ class Transport:
             return True
 
     def close(self) -> None:
-        """Close idle connections; those in use are closed when they come back. Idempotent."""
+        """Close idle connections; those in use are closed when they are given back. Idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {None: []}
-        for connection, _ in chain(*idle.values()):  # a loop may end meanwhile
+        for connection, _ in chain(*idle.values()):  # a copy: a loop that ends deletes its entry
             connection.close()
 
     def head(self, method: str, target: str, headers: Mapping[str, str], length: int | None = None) -> bytes:
-        """Request line and headers as this route wants them. length: of the body, None: it has none.
-
-        Errors: InvalidRequest for a value that headers can't carry.
-        """
+        """Return the request line and headers as this route needs them. length: of the body; None: there is no body.
+        Errors: InvalidRequest when a header can't carry its value."""
         proxy = None if self.route.secure else self.route.proxy
         where = target if proxy is None else f"http://{headers['host']}{target}"
         lines = [f"{method} {where} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
@@ -166,11 +162,10 @@ class Transport:
         return "\r\n".join([*lines, "", ""]).encode()
 
     async def send(self, request: Request, head: bytes) -> Answer:
-        """One exchange. head: the request line and all headers, as head() makes them.
+        """Send a request and return its answer. head: the request line and all headers, as head() makes them.
 
-        A kept connection that the server had meanwhile closed is replaced once, when nothing of an answer has come and
-        the request is repeatable; that is part of keep-alive, not a retry.
-
+        If the server has closed an idle connection, a new connection is used, once, provided that nothing of an answer
+        has come and the request is repeatable; that is part of keep-alive, not a retry.
         Errors: Unreachable, DeadlineExceeded, CorruptBody.
         """
         await self.take_place()
@@ -223,7 +218,7 @@ class Transport:
         return Connection(dialed() if loop is None else await loop.aside(dialed, "connect"), loop)
 
     def _take_idle(self) -> Connection | None:
-        """The connection used last that is still quiet and open."""
+        """Return the most recently used connection that is still quiet and open, if any."""
         loop = running()
         while True:
             with self._lock:
@@ -236,13 +231,13 @@ class Transport:
             connection.close()
 
     def give_back(self, connection: Connection) -> None:
-        """Keep it for the next one."""
+        """Keep a connection for the next request."""
         loop = running()
         with self._lock:
             if not self._closed:
                 if loop is not None and loop not in self._idle:
                     self._idle[loop] = []
-                    loop.at_end(partial(self._idle.__delitem__, loop))  # its connections are closed then
+                    loop.at_end(partial(self._idle.__delitem__, loop))  # its connections then close themselves
                 self._idle[loop].append((connection, self._clock()))
                 return
         connection.close()
@@ -255,7 +250,7 @@ class Transport:
 
 
 def _room(request: Request) -> int:
-    """So much is received at once: a small answer comes whole, of one that is poured only its beginning."""
+    """Return how many bytes to receive at once: all of a small answer, only the beginning of one with an outlet."""
     if request.outlet is not None:
         return SMALL_BYTES
     body = request.expected_bytes or (_OBJECT_BYTES if request.method == "GET" else 0)
@@ -263,8 +258,8 @@ def _room(request: Request) -> int:
 
 
 async def _send(connection: Connection, request: Request, head: bytes, pace: Pace) -> bool:
-    """Whether all was sent: a server may refuse before it has read the whole body, and hang up, and its answer is then
-    what counts. The head and a small body travel together, so that the server wakes once."""
+    """Send a request; return whether all was sent. A server may refuse and close the connection before it has read the
+    body, and then its answer counts. The head and a small body are sent together, so that the server wakes once."""
     body = request.body
     try:
         if isinstance(body, FilePart) and (connection.secure or len(body) > SMALL_BYTES):
@@ -280,10 +275,8 @@ async def _send(connection: Connection, request: Request, head: bytes, pace: Pac
 
 
 async def _answer(incoming: Incoming, request: Request) -> tuple[Answer, bool]:
-    """The answer with its body, and whether that was taken whole. Of an error as much as may be said about one.
-
-    Errors: TooMuch, and those of Incoming.
-    """
+    """Return the answer with its body, and whether the body was read whole: of a refusal, SMALL_BYTES at most.
+    Errors: TooMuch, and those of Incoming."""
     status, fields = incoming.status, incoming.fields
     refused = status >= 300
     most_bytes = SMALL_BYTES if refused else request.most_bytes

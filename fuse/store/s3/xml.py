@@ -1,11 +1,11 @@
-"""The XML of S3: listings, multipart, bulk delete, errors; parsed to contract types, built from them. Pure.
+"""The XML of S3: listings, multipart uploads, bulk delete, errors; parsed to types of base.py or built from them. Pure.
 
-Names are matched without their namespace: servers differ in whether they send one. Keys in listings are asked for
-with encoding-type=url, since XML 1.0 can carry neither control characters nor non-UTF-8 bytes.
+Names are matched without their namespace, since not every server sends a namespace. Keys in listings are asked for with
+encoding-type=url, since XML 1.0 can carry neither control characters nor non-UTF-8 bytes.
 
-Documents are parsed to trees, so what would make a large tree of a small document is refused before: entities, more
-elements or attributes than so many entries can have, and long namespaces, which are repeated in each name.
-most_bytes() and the parsers are told for how many entries a document was asked.
+Documents are parsed to trees, so what makes a large tree of a small document is refused before parsing: entities, more
+elements or attributes than the requested entries can have, and long namespaces, which a tree repeats in each name.
+most_bytes() and the parsers are told how many entries were requested.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _DOCTYPE = b"<!DOCTYPE"
 _LONG_NAMESPACE = re.compile(rb"xmlns[^<>]{1000}")
 _ATTRIBUTE = re.compile(rb"""=\s*["']""")
 _ROOT_BYTES = 1000
-"""In which the root's namespace is found: declaration, name and namespace have 200."""
+"""The root's namespace is within this many bytes; XML declaration, name and namespace have 200."""
 _FEW_TAGS = 1000
-"""In a document about one thing, and around the entries of a listing."""
+"""The most start and end tags in a document about one thing, and around the entries of a listing."""
 _ENTRY_TAGS, _ENTRY_TAGS_METADATA = 40, 400
-"""Beginnings and ends of elements: S3 sends 12 to 24 for an object, MinIO two more for each header that it shows."""
+"""The most start and end tags in an entry: S3 sends 12 to 24 for an object, MinIO two more for each header shown."""
 _ENTRY_BYTES, _ENTRY_BYTES_METADATA = 4 << 10, 12 << 10
-"""A key of 1,024 bytes, each escaped as %FF, is 3 KiB. MinIO shows 2 KiB of metadata and the tags of an object."""
+"""The largest entry: 3 KiB are a key of 1,024 bytes, each escaped as %FF. MinIO shows 2 KiB of metadata, and tags."""
 _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|>[^<]*</\1>)")
-"""What a page of a listing says of how it was asked for, and how to go on."""
+"""The elements of a listing's page that say how it was asked for, and how to go on."""
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
@@ -68,12 +68,12 @@ class ErrorAnswer(NamedTuple):
 
 
 def most_bytes(entries: int, *, metadata: bool = False) -> int:
-    """The size of the largest document about so many objects or uploads. metadata: as MinIO shows it."""
+    """Return the largest size of a document with this many entries. metadata: they show metadata as MinIO does."""
     return SMALL_BYTES + entries * (_ENTRY_BYTES_METADATA if metadata else _ENTRY_BYTES)
 
 
 def parse_list(body: bytes, entries: int = 1000, *, metadata: bool = False) -> ListPage:
-    """ListObjectsV2's answer. Errors: CorruptBody."""
+    """Parse the answer to ListObjectsV2. Errors: CorruptBody."""
     tags = _ENTRY_TAGS_METADATA if metadata else _ENTRY_TAGS
     root = _parse(body, "ListBucketResult", _FEW_TAGS + entries * tags)
     decoded = root.findtext("EncodingType") == "url"
@@ -93,10 +93,10 @@ def parse_list(body: bytes, entries: int = 1000, *, metadata: bool = False) -> L
 
 
 def list_digest(body: bytes) -> bytes:
-    """Of what a listing's page says, wherever it began; a twentieth of the time of parse_list().
+    """Return a digest of what a listing's page says, wherever it began, in a twentieth of the time of parse_list().
 
-    What MinIO's ListObjectsV2M adds does not count, so that the page is known again when it is asked for without. A
-    change of metadata moves LastModified, which MinIO shows in milliseconds.
+    What MinIO's ListObjectsV2M adds is left out, so that a page without metadata has the same digest. A change of
+    metadata changes LastModified, which MinIO shows in milliseconds.
     """
     if _METADATA_END in body:
         body = _ADDED.sub(b"", body)
@@ -111,7 +111,7 @@ def list_digest(body: bytes) -> bytes:
 
 
 def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
-    """What MinIO's ListObjectsV2M says of an object beyond S3; None where it does not, or not all that a HEAD would."""
+    """Return what MinIO's ListObjectsV2M adds for an object, packed(); None if it adds nothing, or less than a HEAD."""
     listed = item.find("UserMetadata")
     if listed is None:
         return None
@@ -132,7 +132,7 @@ def _said(item: ElementTree.Element, *, decoded: bool) -> str | None:
 
 
 def parse_uploads(body: bytes, entries: int = 1000) -> tuple[list[PendingUpload], list[tuple[str, str]]]:
-    """ListMultipartUploads' answer: one page, and how to ask for the next one. Errors: CorruptBody."""
+    """Parse the answer to ListMultipartUploads: one page, and the query of the next one. Errors: CorruptBody."""
     root = _parse(body, "ListMultipartUploadsResult", _FEW_TAGS + entries * _ENTRY_TAGS)
     decoded = root.findtext("EncodingType") == "url"
     uploads = [
@@ -150,7 +150,7 @@ def parse_uploads(body: bytes, entries: int = 1000) -> tuple[list[PendingUpload]
 
 
 def parse_copy(body: bytes) -> tuple[ETag, int]:
-    """ETag and time (ns) of a copy, a part copy or a completed upload. Errors: CorruptBody."""
+    """Parse ETag and time (ns) of a copy, a part copy or a completed upload. Errors: CorruptBody."""
     root = _parse(body)
     etag = root.findtext("ETag")
     if not etag:
@@ -159,7 +159,7 @@ def parse_copy(body: bytes) -> tuple[ETag, int]:
 
 
 def parse_upload_id(body: bytes) -> UploadId:
-    """InitiateMultipartUploadResult. Errors: CorruptBody."""
+    """Parse an InitiateMultipartUploadResult. Errors: CorruptBody."""
     found = text_of(body, "UploadId")
     if not found:
         raise CorruptBody("the server began a multipart upload without an UploadId")
@@ -167,18 +167,18 @@ def parse_upload_id(body: bytes) -> UploadId:
 
 
 def text_of(body: bytes, name: str) -> str:
-    """What one element says; '' where there is none. Errors: CorruptBody."""
+    """Return the text of one element below the root; '' where there is none. Errors: CorruptBody."""
     return _parse(body).findtext(name) or ""
 
 
 def parse_tags(body: bytes) -> list[tuple[str, str]]:
-    """Tagging: names and values. Errors: CorruptBody."""
+    """Parse a Tagging document to names and values. Errors: CorruptBody."""
     found = _parse(body, "Tagging").iterfind("TagSet/Tag")
     return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
 
 
 def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
-    """DeleteResult's errors, whose keys are as they are. Errors: CorruptBody."""
+    """Parse the failures in a DeleteResult, whose keys are not URL-encoded. Errors: CorruptBody."""
     return [
         DeleteFailure(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
         for item in _parse(body, most_tags=_FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
@@ -186,7 +186,7 @@ def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
 
 
 def parse_error(body: bytes) -> ErrorAnswer | None:
-    """An <Error> document, or None when the body is none (a proxy's page, nothing at all, a success)."""
+    """Parse an <Error> document; None when the body is none (a proxy's page, nothing at all, a success)."""
     if b"<Error" not in body[:1000]:
         return None
     try:
@@ -199,7 +199,7 @@ def parse_error(body: bytes) -> ErrorAnswer | None:
 
 
 def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence[str]) -> bytes:
-    """CompleteMultipartUpload. checksums: an element for each part, or ''."""
+    """Build a CompleteMultipartUpload. checksums: an element for each part, or ''."""
     items = "".join(
         f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{escape(etag)}&quot;</ETag>{checksum}</Part>"
         for (number, etag), checksum in zip(parts, checksums, strict=True)
@@ -208,18 +208,17 @@ def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence
 
 
 def build_delete(keys: Sequence[str]) -> bytes:
-    """Delete, quiet: only failures come back. Keys must be `fits_xml`."""
+    """Build a quiet Delete: the answer has only failures. All keys must pass fits_xml()."""
     items = "".join(f"<Object><Key>{escape(key, {chr(13): '&#13;'})}</Key></Object>" for key in keys)
     return f"<Delete><Quiet>true</Quiet>{items}</Delete>".encode()
 
 
 def build_legal_hold(*, on: bool) -> bytes:
-    """LegalHold."""
     return f"<LegalHold><Status>{'ON' if on else 'OFF'}</Status></LegalHold>".encode()
 
 
 def build_location(region: str) -> bytes:
-    """CreateBucketConfiguration."""
+    """Build a CreateBucketConfiguration."""
     return (
         f"<CreateBucketConfiguration><LocationConstraint>{escape(region)}</LocationConstraint>"
         "</CreateBucketConfiguration>"
@@ -227,13 +226,13 @@ def build_location(region: str) -> bytes:
 
 
 def fits_xml(key: str) -> bool:
-    """XML 1.0 can carry this key: no control characters but tab and line ends, no surrogates (section 2.2)."""
+    """Whether XML 1.0 can carry this key: no control characters but tab and line ends, no surrogates (section 2.2)."""
     return all(c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" for c in key)
 
 
 def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTree.Element:
-    """A document without namespaces, with root `tag` if given. See the module for what is refused."""
-    if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide the former
+    """Parse a document without its namespace, with root `tag` if given. The module's docstring says what is refused."""
+    if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide a DOCTYPE
         raise CorruptBody("the server's XML has a DOCTYPE or is not UTF-8, which S3 never sends")
     if body.count(b"<") > most_tags or (
         body.count(b"=") > most_tags and sum(1 for _ in _ATTRIBUTE.finditer(body)) > most_tags
@@ -246,7 +245,7 @@ def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTre
         parser.feed(_NAMESPACE.sub(b"", body[:_ROOT_BYTES], count=1))
         parser.feed(memoryview(body)[_ROOT_BYTES:])
         root: ElementTree.Element = parser.close()
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the latter two of an encoding that is unknown
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
         raise CorruptBody(f"the server's answer is not XML: {one_line(str(error))}") from error
     if tag not in {"", root.tag}:
         raise CorruptBody(f"the server answered with <{one_line(root.tag, 80)}> where S3 sends <{tag}>")
@@ -261,7 +260,7 @@ def _key(item: ElementTree.Element, name: str, *, decoded: bool) -> str:
 
 
 def _iso_ns(text: str) -> int:
-    """2009-10-12T17:50:30.123Z in nanoseconds; 0 when it is no date."""
+    """Return a time like 2009-10-12T17:50:30.123Z in nanoseconds since the epoch; 0 when it is no date."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

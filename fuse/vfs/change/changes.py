@@ -30,14 +30,14 @@ from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
 
 SEGMENT_SAFE = 255
-"""Bytes of a key's segment that every server takes (those that keep objects as files take no more)."""
+"""The longest key segment, in bytes, that every server takes; servers that keep objects as files take no more."""
 TARGET_MAX = 4095
-"""Bytes of a link target (PATH_MAX without its NUL)."""
+"""The most bytes of a link's target: PATH_MAX without its NUL."""
 
 
 @dataclass(eq=False, repr=False)
 class Changes:
-    """Each change is in the store when the call returns, but for files that are open for writing."""
+    """Creates and removes names: in the store before the call returns, unless the file is open for writing."""
 
     _core: Core
     _remote: Remote
@@ -49,14 +49,14 @@ class Changes:
     # -- making
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
-        """A directory and its marker. FSError(EEXIST)."""
+        """Make a directory and its marker object. Errors: FSError(EEXIST)."""
         directory = await self.parent_of(parent, name)
         attributes = self._attributes(caller, directory, name, stat.S_IFDIR | stat.S_IMODE(mode))
         listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
         return self._resolver.entry(await self._make(directory, name, listed, attributes))
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """A regular file, FIFO, socket or device (every mount is nodev: nobody opens one here). FSError(EEXIST)."""
+        """Make a file, FIFO, socket or device (mounts are nodev: nobody opens a device). Errors: FSError(EEXIST)."""
         directory = await self.parent_of(parent, name)
         attributes = self._attributes(caller, directory, name, mode)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -65,7 +65,7 @@ class Changes:
         return self._resolver.entry(await self._make(directory, name, listed, attributes))
 
     async def symlink(self, caller: Caller, parent: Ino, name: bytes, target: bytes) -> Entry:
-        """A link as rclone writes it; where the server refuses the longer name, as s3fs does (S-09)."""
+        """Make a link as rclone writes it or, where the server refuses rclone's longer key, as s3fs does (S-09)."""
         if len(target) > TARGET_MAX:
             raise FSError(errno.ENAMETOOLONG)
         directory = await self.parent_of(parent, name)
@@ -76,19 +76,18 @@ class Changes:
                 listed = Listed(stat.S_IFLNK, segment + LINK_SUFFIX)
                 node = await self._make(directory, name, listed, attributes, target)
         node = node or await self._make(directory, name, Listed(stat.S_IFREG, segment), attributes, target)
-        self._reading.keep_target(node.key, node.etag, target)  # nobody has to ask where it leads
+        self._reading.keep_target(node.key, node.etag, target)  # so that readlink() need not ask the store
         return self._resolver.entry(node)
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
     ) -> tuple[Entry, OpenReply]:
-        """open(2) with O_CREAT: with O_EXCL the store decides who makes it; otherwise it appears there at close.
-
-        With writeBack the store decides at the upload: who is second keeps his bytes here (S-48).
+        """open(2) with O_CREAT. With O_EXCL the store decides which client makes the file; else it appears at close.
+        With writeBack the store decides at the upload; the bytes of a client that comes second stay on its disk (S-48).
         """
         directory, flags = await self.parent_of(parent, name), request.flags
         write_back = self._core.settings.write_back_s > 0
-        # Whether the name must be this client's alone before open returns (S-22).
+        # Whether the store must have given the name to this client alone before open returns (S-22).
         claims = bool(flags & os.O_EXCL) and not write_back
         found: Node | None = None
         if not claims and self._seems_free(directory, name, flags):
@@ -99,7 +98,7 @@ class Changes:
         if found is None:
             listed = Listed(stat.S_IFREG, segment_of(name))
             attributes = self._attributes(caller, directory, name, stat.S_IFREG | stat.S_IMODE(mode))
-            # A server may refuse a long name (S-38): it has to be asked when the file is made, not at close.
+            # A server may refuse a long name (S-38): ask it when the file is made, as close would be too late.
             if claims or len(key_bytes(listed.tail)) > SEGMENT_SAFE:
                 node = await self._make(directory, name, listed, attributes)
                 reply = self.files.opened(node, flags, caller.pid)
@@ -112,7 +111,7 @@ class Changes:
         if isinstance(found, Directory):
             raise FSError(errno.EISDIR)
         if not stat.S_ISREG(found.attributes.mode):
-            raise FSError(errno.ESTALE)  # the kernel believes that nothing is there: it has to look
+            raise FSError(errno.ESTALE)  # the kernel takes the name for free; a lookup will find this node
         if flags & os.O_TRUNC:
             async with found.lock:
                 await self.files.truncate(found, 0)
@@ -120,9 +119,8 @@ class Changes:
         return self._resolver.entry(found), reply
 
     def _seems_free(self, directory: Directory, name: bytes, flags: int) -> bool:
-        """Whether a name is believed to be free, and need not be asked for (S-161).
-
-        Nothing of a file that is there would be kept; or, with writeBack, its upload finds out (S-48).
+        """Return whether a name is believed to be free and the store need not be asked (S-161).
+        With O_TRUNC nothing of an existing file would be kept anyway; with writeBack the upload finds out (S-48).
         """
         settings = self._core.settings
         if not (settings.write_back_s or (flags & os.O_TRUNC and not settings.refuse_conflicts)):
@@ -133,7 +131,7 @@ class Changes:
     def _create_local(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, flags: int
     ) -> tuple[Entry, OpenReply]:
-        """A file that the store learns of at close. Nothing in here waits, so nobody sees the node half made."""
+        """Make a file that the store learns of at close. Nothing in here waits, so no task sees the node half made."""
         core = self._core
         self.check_key(directory, listed.tail)
         node = core.nodes.add(directory, name, listed, attributes)
@@ -143,7 +141,7 @@ class Changes:
             staged.dirty = True
             if flags & os.O_EXCL or not flags & os.O_TRUNC:
                 staged.expects = NO_ETAG
-            entry = self._resolver.entry(node)  # first, so that a new server finds whose bytes the journal names
+            entry = self._resolver.entry(node)  # logs the node first: a new server must find it for the journal's row
             self._uploads.record(node)
         except OSError:
             node.nlookup = 0
@@ -157,7 +155,7 @@ class Changes:
     async def _make(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes = b""
     ) -> Node:
-        """Put an object that must not be there yet, and make its node. FSError(EEXIST)."""
+        """Put an object whose key must be free, and make its node. Errors: FSError(EEXIST)."""
         self.check_key(directory, listed.tail)
         if name in directory.children and directory.children[name].dirty:
             raise FSError(errno.EEXIST)
@@ -184,7 +182,7 @@ class Changes:
             return node
 
     def directory_for(self, ino: Ino, name: bytes) -> Directory:
-        """The directory in which a name is to be. FSError(ENAMETOOLONG, EINVAL, ENOENT)."""
+        """Return the directory for a new name. Errors: FSError(ENAMETOOLONG, EINVAL, ENOENT when it was removed)."""
         if len(name) > NAME_MAX:
             raise FSError(errno.ENAMETOOLONG)
         if not creatable(name):
@@ -195,13 +193,13 @@ class Changes:
         return directory
 
     async def parent_of(self, ino: Ino, name: bytes) -> Directory:
-        """The same, ready for a name to be made there."""
+        """As directory_for(); another tool's stand-in is replaced by the marker first (replace_stand_in())."""
         directory = self.directory_for(ino, name)
         await replace_stand_in(self._core, directory)
         return directory
 
     def check_key(self, directory: Directory, tail: str) -> None:
-        """FSError(ENAMETOOLONG, EEXIST) where nothing can be made, or not be replaced later, under this key."""
+        """Refuse a key that cannot be made or replaced later. Errors: FSError(ENAMETOOLONG, EEXIST if hidden here)."""
         key = directory.key + tail
         if len(key_bytes(key)) > KEY_MAX or not self._fits(tail):
             raise FSError(errno.ENAMETOOLONG)
@@ -209,13 +207,13 @@ class Changes:
             raise FSError(errno.EEXIST)
 
     def _fits(self, tail: str) -> bool:
-        """Whether the store takes a part of a key of this length, also when it is replaced: at close it is too late."""
+        """Return whether the store takes a key segment of this length, also when a close replaces the object later."""
         capabilities = self._core.store.capabilities
         longest = min(capabilities.max_key_segment_bytes, capabilities.max_new_segment_bytes)
         return len(key_bytes(tail.removesuffix("/"))) <= longest
 
     def _attributes(self, caller: Caller, directory: Directory, name: bytes, mode: int) -> Attributes:
-        """Attributes of something new: the caller's, but for the group of a setgid directory."""
+        """Return the attributes of a new node: the caller's uid and gid, or the gid of a setgid directory."""
         now, gid, content_type = self._core.clock.time_ns(), caller.gid, FILE_TYPE
         if directory.attributes.mode & stat.S_ISGID:
             gid = directory.attributes.gid
@@ -230,7 +228,7 @@ class Changes:
     # -- removing
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """Remove a name; who has the file open keeps its content."""
+        """Remove a file's name. Open handles keep its content."""
         await self.files.chases.let_pass(parent, name)
         directory = self._resolver.directory(parent)
         node = await self._resolver.existing(directory, name)
@@ -247,16 +245,16 @@ class Changes:
                 await self.let_go(node)
 
     def may_be_stored(self, node: Node) -> bool:
-        """Whether the store has something of a node's name: ours, or what another client put there before ours."""
+        """Return whether the store may have an object of the node's name, ours or another client's."""
         if node.etag or node.parent is None:
             return bool(node.etag)
         told = self._remote.believed(node.parent, node.name)
         return told is None or node.name in told[0].entries
 
     def take_out(self, node: Node) -> None:
-        """The name of a node is gone; let_go() has to follow. node.lock is held."""
+        """Take a node out of the tree when its object is removed; let_go() has to follow. node.lock is held."""
         core = self._core
-        # Who asked the store after its object went took it for another client's doing: nobody gives it its name back.
+        # A task that missed the object in the store set `lost`, which would let a write give the node its name back.
         seen_to_be_gone, node.lost = node.lost, False
         if node.parent is not None and (seen_to_be_gone or not node.gone):
             self._resolver.removed(node, node.parent)
@@ -264,7 +262,7 @@ class Changes:
         core.nodes.detach(node)
 
     async def let_go(self, node: Node) -> None:
-        """What was staged of a node without a name is wanted only by those who have it open. node.lock is held."""
+        """Drop what a node without a name has staged; open handles keep it, but it is never sent. node.lock is held."""
         if node.handles == 0:
             await self._uploads.discard(node)
             self._core.nodes.drop_unused(node)
@@ -273,10 +271,10 @@ class Changes:
 
     @asynccontextmanager
     async def removing(self, node: Node | None) -> AsyncIterator[None]:
-        """Meanwhile a node's object goes; those who have the file open keep its bytes (S-23). node.lock is held.
+        """A context in which the node's object is removed; open handles keep its bytes (S-23). node.lock is held.
 
-        The bytes may come from another key afterwards. If the object does not go after all they are its own again, and
-        the next mount removes the hidden copy.
+        Afterwards the node's bytes may be at a hidden key. If the removal fails, the node has its own key and version
+        again, and the next mount removes the hidden copy.
         """
         etag = node.etag if node is not None else NO_ETAG
         try:
@@ -307,7 +305,7 @@ class Changes:
         record_removed(self._core, node)
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
-        """Remove a directory in which nothing is. FSError(ENOTDIR, ENOTEMPTY)."""
+        """Remove an empty directory. Errors: FSError(ENOTDIR, ENOTEMPTY)."""
         directory = self._resolver.directory(parent)
         node = await self._resolver.existing(directory, name)
         if not isinstance(node, Directory):
@@ -321,7 +319,7 @@ class Changes:
             await self.let_go(node)
 
     async def check_empty(self, node: Directory) -> None:
-        """FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
+        """Raise FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
         if any(not child.gone for child in node.children.values() if child.dirty):
             raise FSError(errno.ENOTEMPTY)
         page = await self._core.store.list_page(node.key, max_keys=2)
@@ -330,10 +328,7 @@ class Changes:
             raise FSError(errno.ENOTEMPTY)
 
     async def ensure_marker(self, directory: Directory) -> None:
-        """Before something is taken out of a directory: it must not go with its last entry (S-02).
-
-        tree lock is held.
-        """
+        """Put the marker of a directory, which must outlive its last entry (S-02). The tree lock is held."""
         if directory.marker or directory is self._core.nodes.root or directory.gone:
             return
         await _put_marker(self._core, directory)
@@ -349,9 +344,8 @@ async def _put_marker(core: Core, directory: Directory) -> None:
 
 
 async def replace_stand_in(core: Core, directory: Directory) -> None:
-    """Give a directory the marker that every server and tool takes for one. FSError(ESTALE): it is none any more.
-
-    Objects `dir` of other tools that stand for a directory (S-165) become `dir/` before it is changed.
+    """Replace another tool's object `dir` that stands for a directory (S-165) by the marker `dir/`, before a change.
+    Every server and tool takes the marker for a directory. Errors: FSError(ESTALE) when `dir` stands for none any more.
     """
     parent = directory.parent
     if parent is None or not directory.stood_in():
@@ -362,7 +356,7 @@ async def replace_stand_in(core: Core, directory: Directory) -> None:
             found = await core.store.head(key)
             if not stands_for_directory(found.key, found.size, found.content_type):
                 raise FSError(errno.ESTALE)
-            # versitygw has no place for both.
+            # versitygw cannot have both objects.
             await core.store.delete(key, if_match=found.etag)
             core.known.forget(key)
         await _put_marker(core, directory)

@@ -1,8 +1,8 @@
-"""Renames (S-25 to S-27): copies on the server, written down before they begin so that a half-done one is finished.
+"""Renames (S-25 to S-27): copies on the server, recorded as intents in the journal so that a half-done one is finished.
 
-What an earlier process began and did not end is rolled forward, discarded copies are removed (S-58). Under a live mount
-the kernel sends the cut-off rename again, and takes 'no such name' for done; by then the nodes have to stand where the
-kernel will believe them, and who has the file open reads and writes at its new key.
+What an earlier process began and did not end is rolled forward, and hidden copies are removed (S-58). Under a live
+mount the kernel sends the interrupted rename again, and the session answers ENOENT as success; by then the nodes have
+to be where the kernel will expect them, and open handles read and write at the new key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .changes import Changes, replace_stand_in
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
 _FOLLOWED_AT_ONCE = 256
-"""So many files below a renamed directory are gone through before others may go on."""
+"""How many files below a renamed directory are updated before other tasks may run."""
 
 
 class Renames:
@@ -46,15 +46,15 @@ class Renames:
         self._uploads = uploads
         self._changes = changes
         self._begun: set[tuple[str, str]] = set()
-        """(old key, new key) of what an earlier server began and the kernel sends again: what is there is theirs."""
+        """(old key, new key) of file renames that are repeated; their target may be the copy of the earlier server."""
         self._cut_off: list[Intent] = []
-        """What could not be ended when this server took over. The kernel sends them again, and what that comes to is
-        reported: nothing is done later behind one's back."""
+        """Intents that this server could not end when it took over. They are not ended in the background,
+        but only when the kernel sends the rename again, so that its result is reported."""
 
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> None:
-        """rename(2) with RENAME_NOREPLACE; FSError(EINVAL) for other flags."""
+        """rename(2). Errors: FSError(EINVAL) for flags other than RENAME_NOREPLACE."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
         target_directory = self._changes.directory_for(new_parent, new_name)
@@ -82,7 +82,7 @@ class Renames:
                 await self._rename_file(source, target, target_directory, new_name)
 
     async def _target(self, source: Node, directory: Directory, name: bytes, flags: int) -> Node | None:
-        """What has the new name. A file that a file replaces need not be asked for: nothing of it is kept (S-161)."""
+        """Return the new name's node. A file that a file replaces may be outdated: nothing of it is kept (S-161)."""
         if source.listed_kind != stat.S_IFREG or flags & NOREPLACE:
             return await self._resolver.find_now(directory, name)
         target = await self._resolver.standing(directory, name)
@@ -91,7 +91,7 @@ class Renames:
         return target
 
     async def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
-        """Whether an earlier server began this rename, and it is ended now; what fails is reported, and over."""
+        """End this rename if it is in _cut_off; return whether it is done. After an error it is not tried again."""
         file, below = segment_of(name), segment_of(name, directory=True)
         keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
         for intent in self._cut_off:
@@ -101,7 +101,7 @@ class Renames:
         else:
             return False
         self._cut_off.remove(intent)
-        if intent.kind == "rename-file":  # at the worst it was copied: it is done once more
+        if intent.kind == "rename-file":  # at most the copy was made: rename anew
             self._begun.add((intent.source, intent.target))
             self._core.db.end(intent)
             return False
@@ -130,7 +130,7 @@ class Renames:
         core = self._core
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
         old_directory, new_key = self._keys(source, directory, tail)
-        await self._changes.ensure_marker(old_directory)  # which stays (S-02)
+        await self._changes.ensure_marker(old_directory)  # the directory outlives its last entry (S-02)
         async with AsyncExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
                 await locks.enter_async_context(node.lock)
@@ -150,9 +150,8 @@ class Renames:
                     await core.remove(old_key)
 
     async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: Intent) -> None:
-        """Make the object at the new key: by upload if the store lacks it, else by a copy.
-
-        With that what was unsent of the target is void: from now on a crash finishes the rename, and must not send it.
+        """Make the object at the new key: by an upload if the source has unsent bytes, else by a copy.
+        After that a crash leads to the end of the rename, so the journal's row of the target's unsent bytes is removed.
         """
         replaced = [target.staged.name] if target is not None and target.staged is not None else []
         if source.dirty:
@@ -163,7 +162,7 @@ class Renames:
                 try:
                     result = await copy_object(self._core, source.version(), new_key)
                 except PreconditionFailed:
-                    # Another client wrote it since it was seen: what has the name now is renamed.
+                    # Another client wrote the source since we saw it: rename the version that it has now.
                     if not await self._resolver.ask(source):
                         raise FSError(errno.ESTALE) from None
                     result = await copy_object(self._core, source.version(), new_key)
@@ -174,9 +173,8 @@ class Renames:
         self._core.db.moved(intent, old_etag, replaced)
 
     def _vacated(self, directory: Directory, name: bytes, listing: Listing | None = None) -> None:
-        """The objects of an old name are gone now: forget what a lookup or a listing found there until a moment ago.
-
-        listing: the directory's when the name was taken out; it is right if no other took its place since.
+        """Forget what a lookup or a listing found at an old name before its objects were removed.
+        listing: the directory's when the name was taken out of it; it is kept if the directory still has it.
         """
         child = directory.children.get(name)
         if child is not None and not child.dirty:
@@ -195,9 +193,10 @@ class Renames:
     async def _moved(
         self, intent: Intent, source: Node, target: Node | None, directory: Directory, move: NodeRecord
     ) -> AsyncIterator[None]:
-        """The content is at the new name: the tree follows, then the caller removes what is left of the old one.
+        """Move the node when the content is at the new key; inside the context the caller removes the old objects.
 
-        What fails is reported: nobody expects the next mount to go on with it then. The nodes' locks are held.
+        After an error the intent is ended, too: the program is told, so the next mount must not go on with the rename.
+        The caller holds the locks of a file's nodes, or for a directory the tree lock exclusively.
         """
         core, resolver, listing = self._core, self._resolver, None
         old_target_key = target.name_key if target is not None else ""
@@ -226,7 +225,7 @@ class Renames:
         core.db.end(intent)
 
     def _keys(self, source: Node, directory: Directory, tail: str) -> tuple[Directory, str]:
-        """(the directory that a source leaves, its new key). FSError(ENOENT, ENAMETOOLONG, EEXIST)."""
+        """Return the source's present directory and its new key. Errors: FSError(ENOENT, ENAMETOOLONG, EEXIST)."""
         if source.gone or source.parent is None or directory.gone:
             raise FSError(errno.ENOENT)
         self._changes.check_key(directory, tail)
@@ -262,14 +261,14 @@ class Renames:
             await copies.remove_originals()
 
     async def _server_time_ns(self, key: str) -> int:
-        """The store's time; 0 when it can't be had from this key. StoreError."""
+        """Return the store's clock by a HEAD of this key; 0 when there is no such object. Errors: StoreError."""
         try:
             return (await self._core.store.head(key)).server_time_ns
         except NotFound:
             return 0
 
     async def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
-        """What is known below a renamed directory is of other keys, and perhaps other etags, now."""
+        """Update the nodes below a renamed directory: new keys, perhaps new etags. made: the copies by new key."""
         waiting: list[Node] = [top]
         while waiting:
             node = waiting.pop()
@@ -283,7 +282,7 @@ class Renames:
                 await self._core.loop.pause()
 
     def _follow_file(self, node: Node, copy: Copy | None) -> None:
-        """A copy of another version than ours is another client's: what we know is of a version that is no more."""
+        """Give a file its copy's version; if another client's version was copied, have the store asked about it."""
         if copy is None:
             return
         staged = node.staged
@@ -300,9 +299,8 @@ class Renames:
     # -- what an earlier process left
 
     async def finish(self, *, resumed: bool) -> list[str]:
-        """End what the journal names; a line for each that failed, which stays in the journal.
-
-        resumed: the mount lives on, and so may those who have removed files open: their copies stay.
+        """End the intents of the journal; return a line for each that failed, which stays in the journal.
+        resumed: the mount lives on, and removed files may be open in it, so hidden copies stay.
         """
         core, failures = self._core, []
         for intent in core.db.intents():
@@ -338,22 +336,22 @@ class Renames:
             await _remove(core, intent.source, subject._replace(etag=intent.target))
             await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
         elif node is not None and node.dirty and not node.gone:
-            self._begun.add((intent.source, intent.target))  # its bytes are here: the rename that is sent again does it
+            self._begun.add((intent.source, intent.target))  # unsent bytes: the rename that is sent again sends them
         elif orphans.waits_for(intent.source):
-            # What is there would go to the new name, and what was meant to the old one.
+            # The store's older bytes would get the new name, and the unsent ones, which were meant, the old name.
             raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
         else:
             await self._finish_file(intent, node)
 
     async def _place(self, move: NodeRecord | None, node: Node | None) -> Node | None:
-        """The node, where its rename was to put it, if there is one. What was unsent of the name before is void."""
+        """Move a node to where its rename was to put it, and return it, or None. What it replaces is never sent."""
         core, uploads = self._core, self._uploads
         parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
         if move is None or not isinstance(parent, Directory):
             return None
         there = parent.children.get(move.name)
         if there is not None and there is not node:
-            if there.handles and there.staged is not None:  # who has it open keeps its bytes
+            if there.handles and there.staged is not None:  # open handles keep its bytes
                 record_removed(core, there)
             core.nodes.detach(there)
             await (uploads.forsake(there) if there.handles else uploads.discard(there))
@@ -382,20 +380,18 @@ class Renames:
 
 
 def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag) -> Subject:
-    """What the rename of a file is about.
-
-    What is not sent yet will be another version: put off, it is sent under its old name and stays there.
+    """Return what the rename of a file is about: the versions of its source and its target.
+    Unsent bytes have no version yet: if the rename is put off, they are sent to the old key and stay there.
     """
     subject = Subject(began_ns=1) if source.dirty else Subject(source.etag)
-    if target is not None and target_etag and target.name_key != new_key:  # a link by a file, or so
+    if target is not None and target_etag and target.name_key != new_key:  # for example a file replaces a link
         return subject._replace(replaced=target.name_key, replaced_etag=target_etag, over=NO_ETAG)
     return subject._replace(over=target_etag)
 
 
 async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectInfo) -> bool:
-    """Whether the new name was written since the rename was put off.
-
-    By versions: what was there before, or the copy, which has another etag than its source if that is in parts.
+    """Return whether a client wrote the new key since the rename was put off.
+    The version there is then neither the old target nor our copy, whose etag is another one if the source is in parts.
     """
     if not subject.put_off_ns:
         return False
@@ -409,7 +405,7 @@ async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectIn
 
 
 async def _remove(core: Core, key: str, subject: Subject) -> None:
-    """Remove an object, '' for none, unless it was written anew."""
+    """Remove the object of a key, unless the key is '' or the object is of a version that is not the subject's."""
     if not key:
         return
     with suppress(NotFound):

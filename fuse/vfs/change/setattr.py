@@ -1,7 +1,4 @@
-"""chmod, chown, utimensat, truncate and extended attributes (S-11 to S-17).
-
-Metadata of the object, by a copy onto itself.
-"""
+"""chmod, chown, utimensat, truncate and xattrs (S-11 to S-17). Attributes are metadata, set by a copy onto itself."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _Change = Callable[[Attributes], Attributes]
 
 @dataclass(eq=False, repr=False)
 class SetAttrs:
-    """Changes of attributes; in the store when the call returns, unless unsent bytes take them along at close."""
+    """Changes attributes: in the store before the call returns, or together with the unsent bytes of the file."""
 
     _core: Core
     _resolver: Resolver
@@ -41,7 +38,7 @@ class SetAttrs:
     _files: Files
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
-        """stat and fstat. FSError(ESTALE) when the name is gone: the kernel looks it up again."""
+        """stat and fstat. Errors: FSError(ESTALE) when the name is gone; the kernel then looks it up again."""
         node = self._resolver.node(ino)
         left = self._resolver.left(node)
         if left is not None:
@@ -51,7 +48,7 @@ class SetAttrs:
         return self._resolver.attr_reply(node)
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
-        """All that setattr can change. FSError(ESTALE, ENOSPC, EISDIR)."""
+        """Change any attributes, the size among them. Errors: FSError(ESTALE, ENOSPC, EISDIR, EFBIG)."""
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
         if changes.size is not None:
@@ -66,9 +63,8 @@ class SetAttrs:
         return self._resolver.attr_reply(node)
 
     async def _ask(self, node: Node, fh: int = 0) -> None:
-        """A change goes on from what the store has now (S-161). FSError(ESTALE): the kernel looks the name up again.
-
-        Who has it open to write asked then.
+        """Confirm what a change starts from: the version in the store (S-161); an open for writing has asked already.
+        Errors: FSError(ESTALE) when the node is gone; the kernel then looks the name up again.
         """
         if fh or node.writers:
             lives = await self._resolver.revalidate(node) or node.handles > 0
@@ -90,7 +86,7 @@ class SetAttrs:
                     await self._uploads.settle(node)
 
     async def _change(self, node: Node, change: _Change) -> None:
-        """Compute new attributes from the present ones and make them last."""
+        """Compute new attributes from the present ones; write them to the store or, with unsent bytes, the journal."""
         if not node.gone:
             await self._resolver.make_exact([node])
             if isinstance(node, Directory):
@@ -112,7 +108,7 @@ class SetAttrs:
         except MetadataTooLarge as error:
             raise FSError(errno.ENOSPC) from error
         except (PreconditionFailed, NotFound):
-            # Another client wrote meanwhile: what we change is what it left, and no earlier listing shows that.
+            # Another client wrote the object: change the attributes that it has now. No earlier listing shows those.
             facts.doubted(node, attributes=True)
             if node.parent is not None:
                 node.parent.forget_listing()
@@ -124,7 +120,7 @@ class SetAttrs:
         facts.edited(node, new)
         facts.written(self._core, node, result)
         if isinstance(node, Directory):
-            node.changes += 1  # as Resolver.changed()
+            node.changes += 1  # as Resolver.changed() counts it
             return
         self._resolver.changed(node)
         if node.staged is not None:
@@ -145,7 +141,7 @@ class SetAttrs:
     # -- extended attributes
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """FSError(ENODATA), or EOPNOTSUPP for all but user.* and where attributes are not fetched."""
+        """Get an attribute. Errors: FSError(ENODATA); EOPNOTSUPP for all but user.* and with `attributes: listing`."""
         self._check_xattr(name)
         node = self._resolver.node(ino)
         if not (node.attrs_valid or node.gone):
@@ -156,7 +152,7 @@ class SetAttrs:
         return content
 
     async def listxattr(self, ino: Ino) -> list[bytes]:
-        """The names of those that getxattr() gives."""
+        """Return the names of the attributes that getxattr() can get."""
         node = self._resolver.node(ino)
         if not self._core.settings.full_attributes:
             return []
@@ -165,7 +161,7 @@ class SetAttrs:
         return [name for name in node.attributes.xattrs if name.startswith(_USER)]
 
     async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
-        """FSError(EEXIST, ENODATA) by flags; ENOSPC when the object's metadata would be over 2 KiB."""
+        """Set an attribute. Errors: FSError(EEXIST, ENODATA) by flags; ENOSPC when the metadata would exceed 2 KiB."""
 
         def put(xattrs: dict[bytes, bytes]) -> None:
             if flags & XATTR_CREATE and name in xattrs:
@@ -177,7 +173,7 @@ class SetAttrs:
         await self._change_xattrs(ino, name, put)
 
     async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None:
-        """FSError(ENODATA)."""
+        """Remove an attribute. Errors: FSError(ENODATA) when there is none of this name."""
 
         def drop(xattrs: dict[bytes, bytes]) -> None:
             if xattrs.pop(name, None) is None:

@@ -1,1 +1,1 @@
-"""What is behind a name or in a directory, and how fresh what is known of it is."""
+"""Lookups of names and readdir: nodes and listings from memory or the store, and how long they stay fresh."""

@@ -17,9 +17,9 @@ from .resolver import Resolver
 
 _DOTS = [(name, Listed(stat.S_IFDIR, "")) for name in (b".", b"..")]
 _HEAD_SHARE = 512
-"""Entries of which attributes are asked for where an answer lacks some, or the middle one does: 8 rounds of 64."""
+"""For how many entries attributes are asked at once if the answer, or the middle entry, lacks some: 8 rounds of 64."""
 _FIRST_SHARE = 256
-"""Before the first one: what fits it (200), for the kernel asks on only where somebody looks at the entries."""
+"""The same for the first answer, of 200 entries: the kernel wants more attributes only if a process looks at some."""
 
 
 @dataclass(slots=True)
@@ -28,11 +28,11 @@ class Snapshot:
 
     directory: Directory
     fh: Fh
-    """The open directory that reads it; 0: none."""
+    """The handle of the open directory; 0: none."""
     listing: Listing | None = None
-    """Where they come from."""
+    """The listing that the entries come from."""
     base: int = 0
-    """What is added to cursors. Each is the number of entries up to its own, `.` and `..` among them."""
+    """What is added to each cursor. A cursor is the number of entries up to its own, `.` and `..` included."""
     entries: list[tuple[bytes, Listed]] | None = None
 
 
@@ -45,7 +45,7 @@ class Directories:
         self._next_fh = time.time_ns()
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
-        """FSError(ENOTDIR, ESTALE)."""
+        """Open a directory. Errors: FSError(ENOTDIR, ESTALE)."""
         directory = self._resolver.directory(ino)
         fh = Fh(self._next_fh)
         self._next_fh += 1
@@ -67,19 +67,19 @@ class Directories:
             self._core.nodes.drop_unused(snapshot.directory)
 
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        """Entries from a cursor. From the start the directory is listed anew, if what is known is too old."""
+        """Return entries from a cursor on. At offset 0 the directory is listed again, if its listing is too old."""
         snapshot = self._snapshots.get(fh) or self._of_earlier_server(ino, fh)
         directory, first = snapshot.directory, index_of(offset)
         if offset == 0:
             self._dir_cache.begun(directory, fh)
         elif offset - first != snapshot.base and (kept := self._dir_cache.listing_of(directory, offset)) is not None:
-            self._take(snapshot, kept)  # the kernel read the beginning from what it keeps, and asks for the rest
+            self._take(snapshot, kept)  # the kernel read the beginning from its cache, and asks for the rest
         if offset == 0 or snapshot.entries is None:
             listing = self._resolver.fresh_listing(directory)
             if listing is None and not directory.gone:
                 listing = await self._resolver.read_directory(directory)
             self._take(snapshot, listing)
-        snapshot = replace(snapshot)  # another one may read it from the start meanwhile
+        snapshot = replace(snapshot)  # another task may read the same handle from the start during an await
         entries, upto = snapshot.entries or [], first
         while upto < len(entries) and budget.take(len(entries[upto][0])):
             upto += 1
@@ -90,11 +90,11 @@ class Directories:
         return self._answer(snapshot, first, upto, plus)
 
     def _of_earlier_server(self, ino: Ino, fh: Fh) -> Snapshot:
-        """A directory that is being read while the server was replaced: it goes on with the names that it had."""
+        """Make the snapshot of a handle of an earlier server, with the names that the server saved, if it did."""
         snapshot = Snapshot(self._resolver.directory(ino), fh)
         saved = self._core.listings.load(fh)
         if saved is not None:
-            # What else was known of them is old: the attributes come from what is listed now.
+            # Only names and types were saved: the attributes come from the present listing.
             snapshot.entries = _DOTS + [(name, Listed(kind, "")) for kind, name in saved]
             snapshot.base = self._dir_cache.base(None)
         if fh:
@@ -109,14 +109,14 @@ class Directories:
         snapshot.listing, snapshot.base = listing, self._dir_cache.base(listing)
 
     def _inexact(self, directory: Directory, entries: Iterable[tuple[bytes, Listed]]) -> list[Node]:
-        """Nodes of those whose attributes must be asked for."""
+        """Return the nodes of the entries whose attributes must be asked for."""
         if not self._core.settings.full_attributes:
             return []
         nodes = (self._node(directory, name) for name, _ in entries)
         return [node for node in nodes if node is not None and self._resolver.left(node) is None]
 
     def _node(self, directory: Directory, name: bytes) -> Node | None:
-        """Of an entry; None of one that is there no more, and of `.` and `..`."""
+        """Return the node of an entry; None if the directory does not list it any more, and for `.` and `..`."""
         listing = directory.listing
         listed = listing.entries.get(name) if listing is not None else None
         if listing is None or listed is None:
@@ -124,7 +124,7 @@ class Directories:
         return directory.children.get(name) or facts.adopted(self._core, directory, name, listed, listing.listed_at)
 
     def _answer(self, snapshot: Snapshot, first: int, upto: int, plus: bool) -> list[DirEntry]:
-        """The entries of a snapshot from one cursor to another; the log of nodes is written once for all."""
+        """Return a snapshot's entries from one cursor to another; their new nodes are logged with one write."""
         core, directory, listing, entries = self._core, snapshot.directory, snapshot.listing, snapshot.entries or []
         least, now, whole = self._resolver.ttl(directory), core.clock.monotonic(), True
         until = now + least if listing is None else listing.listed_at + least
@@ -149,7 +149,7 @@ class Directories:
             out.append(DirEntry(name, node.ino, node.attributes.mode, snapshot.base + cursor, entry))
         if snapshot.fh and first < len(_DOTS) and upto < len(entries):
             core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries[len(_DOTS) :]))
-        if fresh:  # before the kernel hears of them
+        if fresh:  # before the kernel is told of them
             core.log_nodes(fresh)
         is_first, due = first <= len(_DOTS), min(until, now + least)
         self._dir_cache.told(directory, snapshot.fh, listing, due, first=is_first, last=not out, whole=whole)

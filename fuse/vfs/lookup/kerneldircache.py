@@ -1,16 +1,17 @@
-"""What the kernel keeps of the directories that it reads, and until when it may go by that (S-151).
+"""Controls the kernel's cache of directory entries, and until when the kernel may use it (S-151).
 
-How Linux does it (fs/fuse/readdir.c): with FOPEN_CACHE_DIR it keeps names, types and ids in the order in which it reads
-them. What is read next is added where its cursor is the one at which that ended, and what came to its end is read from
-there. It never asks whether that is still so, nor for attributes with it; it drops it when an OPENDIR is answered
-without FOPEN_KEEP_CACHE, when it is told to, and when it needs the memory.
+How Linux does it (fs/fuse/readdir.c): with FOPEN_CACHE_DIR the kernel caches names, types and ids in the order in which
+it reads them. An answer is appended if its cursor is the one at which the cache ends, and a cache that is complete
+answers all reads. The kernel never asks whether the cache is still right, nor for attributes with it; it drops the
+cache when an OPENDIR is answered without FOPEN_KEEP_CACHE, when it is told to, and when it needs the memory.
 
-So the cursors of each listing are its own (two of them never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
-while all that the kernel was told is believed, and who keeps a directory open for longer than that is looked after.
-What was not read to its end is kept in any case: its pages dropped, Linux would never add to it, nor begin anew.
+So each listing has cursors of its own (the entries of two never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
+while all that the kernel was told is believed, and expire() looks after directories that stay open for longer. A cache
+that is not complete is kept even when it is too old: with its pages dropped, Linux would neither append nor begin anew.
 
-The process whose OPENDIR has it dropped does that when it runs again. Others that open the directory before are to go
-by what is kept no more than it is, nor drop what it has read by then: they read past it, without FOPEN_CACHE_DIR.
+When an OPENDIR has the cache dropped, its process does so when it runs again. Other processes that open the directory
+before must neither use the old cache nor drop what the first has read by then: their OPENDIRs are answered without
+FOPEN_CACHE_DIR, and they read past the cache.
 """
 
 from __future__ import annotations
@@ -26,46 +27,46 @@ from ..tree.listing import Listing
 from ..tree.nodes import Directory
 
 _EARLY_S = 2.0
-"""So long before its time is over a listing is read again: a walk has that long, and expire() comes each second."""
+"""How long before a listing is too old it is read again: a walk has this time to end, and expire() runs each second."""
 _INDEX_BITS = 27
 _NUMBER_BITS = 36
-"""Cursors are positive and have 63 bits."""
+"""A cursor has 63 bits, so that it is positive: the listing's number, and the place of an entry in the listing."""
 _LISTINGS_MAX = 4
-"""So many of an open directory are remembered: the kernel asks for the rest of one when it lost what it kept."""
+"""How many listings of an open directory are remembered, for a kernel that lost its cache and asks for the rest."""
 _ARRIVED_S = 1.0
-"""An answer is at the kernel by then."""
+"""The time after which an answer has surely reached the kernel."""
 
 
 def index_of(cursor: int) -> int:
-    """The place in its listing that a cursor stands for."""
+    """Return the place in its listing that a cursor stands for."""
     return cursor & ((1 << _INDEX_BITS) - 1)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A directory that is open, by all of its handles that go by what is kept."""
+    """An open directory, with all of its handles that use the kernel's cache."""
 
     handles: dict[int, bool] = field(default_factory=dict)
-    """Whether each has it dropped. It surely is when that one is read, or closed."""
+    """By handle, whether a drop of the cache that its OPENDIR asked for may be still to come: until its first read."""
     listings: deque[Listing] = field(default_factory=lambda: deque(maxlen=_LISTINGS_MAX))
-    """What its handles were told, or the kernel has of it; the newest last."""
+    """The listings that the handles were answered from, or that the kernel has cached; the newest last."""
     mixed: bool = False
-    """They were told different ones: which of them the kernel has is not known until all are closed."""
+    """Whether open handles got different listings: which one the kernel has is not known until all are closed."""
     until: float = math.inf
-    """When what the kernel may have read of it has to go."""
+    """When the kernel's cache of the directory has to be dropped (monotonic seconds)."""
     told_at: float = -math.inf
     again_at: float = math.inf
-    """When it has to go once more: what was told just before it went may have come after that."""
+    """When the cache has to be dropped once more: an answer sent just before the drop may have arrived after it."""
 
     def shows(self, listing: Listing) -> bool:
-        """This is the newest one from now on. Whether there was another."""
+        """Make this the newest listing; return whether another one was the newest before."""
         other = self.differs(listing)
         if other or not self.listings:
             self.listings.append(listing)
         return other
 
     def goes(self, now: float) -> bool:
-        """Whether what the kernel may have read of it has to go now; it does then."""
+        """Whether the kernel's cache has to be dropped now, which the caller must then do."""
         if now < min(self.until, self.again_at):
             return False
         late = self.until <= now <= self.told_at + _ARRIVED_S
@@ -73,7 +74,7 @@ class _Reading:
         return True
 
     def differs(self, listing: Listing) -> bool:
-        """Whether the newest one is another."""
+        """Whether the newest listing is another one than this."""
         return bool(self.listings) and self.listings[-1] is not listing
 
 
@@ -81,22 +82,22 @@ class KernelDirCache:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[int, _Reading] = {}
-        # Not one of an earlier server, whose cursors the kernel may have.
+        # Random, because the kernel may have cursors of an earlier server.
         self._number = secrets.randbits(_NUMBER_BITS)
 
     @property
     def enabled(self) -> bool:
-        """Whether the kernel keeps any."""
+        """Whether the kernel may cache directories at all."""
         return self._core.settings.open_less
 
     def start(self) -> None:
-        """Drop what an earlier server told: nobody looks after that."""
+        """Have the kernel drop what it cached from an earlier server, which expire() does not know."""
         for node in self._core.nodes.by_ino.values() if self.enabled else ():
             if isinstance(node, Directory):
                 self._core.notifier.inval_inode(node.ino)
 
     def base(self, listing: Listing | None) -> int:
-        """What the cursors of a listing begin from; None: of names that are no directory's listing any more."""
+        """Return the number that a listing's cursors count from; None: for names that come from no present listing."""
         if not self.enabled:
             return 0
         if listing is not None and listing.number:
@@ -107,13 +108,13 @@ class KernelDirCache:
         return self._number << _INDEX_BITS
 
     def listing_of(self, directory: Directory, cursor: int) -> Listing | None:
-        """That from which the kernel has a cursor, if it was told lately."""
+        """Return the listing that a cursor of the kernel belongs to, if it is one of the last _LISTINGS_MAX."""
         number = cursor >> _INDEX_BITS
         reading = self._open.get(directory.ino)
         return next((one for one in reading.listings if one.number == number), None) if number and reading else None
 
     def opened(self, directory: Directory, fh: Fh, fresh: Listing | None) -> OpenDirReply:
-        """One more handle: what the kernel may do. fresh: the listing, if that is believed."""
+        """Answer an OPENDIR that got the handle `fh`. fresh: the directory's listing, if that is still believed."""
         if not self.enabled:
             return OpenDirReply(fh)
         reading = self._open.setdefault(directory.ino, _Reading())
@@ -124,7 +125,7 @@ class KernelDirCache:
         return OpenDirReply(fh, cache=True, keep=keep)
 
     def _is_right(self, directory: Directory, reading: _Reading, fresh: Listing | None) -> bool:
-        """Whether the kernel may go by what it keeps, or does not."""
+        """Whether the kernel need not drop its cache: it is right, or incomplete, so that the kernel ignores it."""
         listing = directory.listing
         if listing is None:
             return False
@@ -139,12 +140,12 @@ class KernelDirCache:
         return False
 
     def resumed(self, directory: Directory, fh: Fh) -> None:
-        """A handle that an earlier server gave out."""
+        """Take in a handle that an earlier server gave out."""
         if self.enabled:
             self._open.setdefault(directory.ino, _Reading()).handles[fh] = False
 
     def begun(self, directory: Directory, fh: Fh) -> None:
-        """It is read from the start."""
+        """Note that a handle is read from the start."""
         reading = self._open.get(directory.ino)
         if reading is not None and fh in reading.handles:
             reading.handles[fh] = False
@@ -157,8 +158,8 @@ class KernelDirCache:
     def told(
         self, directory: Directory, fh: Fh, listing: Listing | None, due: float, *, first: bool, last: bool, whole: bool
     ) -> None:
-        """An answer is on its way, the first or last one of a listing. due: when the first thing that it says is too
-        old. whole: each line has its attributes, so that who goes by the names alone has not to ask one by one.
+        """Note that an answer is being sent. first, last: whether it begins or ends the listing. due: when the first
+        thing in it is too old. whole: it has all attributes, so that a later walk needs no lookup for each name.
         """
         reading = self._open.get(directory.ino)
         if reading is None or fh not in reading.handles:
@@ -178,7 +179,7 @@ class KernelDirCache:
             listing.cached_until = until if first else min(listing.cached_until, until)
 
     def forgotten(self, ino: int, nlookup: int) -> None:
-        """The kernel gives up a node. It would look up each that it lacks: better to be asked for all of them again."""
+        """Note that the kernel forgets a node. Have it read the directory again, which spares it a lookup per name."""
         if not self.enabled:
             return
         node = self._core.nodes.by_ino.get(ino)
@@ -187,9 +188,7 @@ class KernelDirCache:
             parent.listing.cached_until = min(parent.listing.cached_until, self._core.clock.monotonic())
 
     def expire(self) -> None:
-        """Have the kernel drop what it may not go by any more although it is open, each second: for rewinddir(3), where
-        nothing but a new OPENDIR would do it.
-        """
+        """Drop outdated caches of open directories in the kernel: rewinddir(3) sends no OPENDIR. Called each second."""
         now = self._core.clock.monotonic()
         for ino, reading in self._open.items():
             if reading.goes(now):

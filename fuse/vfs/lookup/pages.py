@@ -1,4 +1,4 @@
-"""The pages of a directory's listing. Those that are known from the last time are compared, not read (S-155)."""
+"""Lists a directory page by page. Pages of its last listing are compared by their digests, not read again (S-155)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..tree.names import segment_of
 from ..tree.nodes import Directory
 
 _ABREAST = 8
-"""Known pages that are asked for side by side."""
+"""The most known pages that are asked for side by side."""
 _RUN = 2.0
-"""Two names of one page that are looked up within so many times to live: more of it will be."""
+"""A page is asked for again if a lookup comes within this many times to live after another one in the same page."""
 
 
 class Pages:
-    """All pages of one directory, in order. Those of its last listing are asked for side by side, each from where it
-    began. From one that differs on they come one after the other, until one ends where one ended before.
+    """All pages of one directory, in order. The pages of its last listing are asked for side by side, each from where
+    it began. From a page that differs on they are read one after the other, until one ends where a known page ended.
     """
 
     def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:
-        """first: what the first page says, of a directory without a listing."""
+        """first: the first page, if it was read already; only for a directory without a listing."""
         had = directory.listing or Listing(0.0)
         self._core = core
         self._prefix = directory.key
@@ -34,20 +34,20 @@ class Pages:
         self._marker = had.own
         self._first = first
         self._answers: dict[int, ListPage] = {}
-        """What came for pages behind one that differs."""
+        """Answers for known pages behind one that differs, by the number of the page."""
 
     async def read(self, listed_at: float, hidden: frozenset[str], at_most: int | None) -> Listing | None:
-        """What they, or the first so many, say; None: all are as they were. hidden: see listing_of(). StoreError."""
+        """Return the listing (of `at_most` pages); None: none changed. hidden: as listing_of(). Errors: StoreError."""
         same, differs = await self._compare(0, _ABREAST)
         if differs is None:
             return None
         pages = (await self._read(same, differs, at_most))[:at_most]
-        if len(pages) > 1 or len(self._spans) > 1:  # so much would hold up the loop
+        if len(pages) > 1 or len(self._spans) > 1:  # parsing that much would hold up the loop
             return await self._core.loop.on_disk(self._listing_of, pages, listed_at, hidden)
         return self._listing_of(pages, listed_at, hidden)
 
     async def _read(self, at: int, page: ListPage | None, at_most: int | None) -> list[ListPage | int]:
-        """The pages, at least so many if there are; of one that is as it was, its number. page: number `at`."""
+        """Return the pages, or at least `at_most`, unchanged ones as numbers. page: number `at`, the first changed."""
         first = 0
         starts = {after: number for number, (after, _, _) in enumerate(self._spans)}
         pages: list[ListPage | int] = []
@@ -65,7 +65,7 @@ class Pages:
                 page = await self._core.store.list_page(self._prefix, delimiter="/", token=page.next_token)
 
     async def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
-        """The first known page from `at` on that differs, and what it says now; None: none of them does."""
+        """Return the number and the content of the first known page from `at` on that differs; None: none differs."""
         if not self._spans:
             return 0, self._first or await self._ask(0)
         while at < len(self._spans):
@@ -85,7 +85,7 @@ class Pages:
         return await self._core.store.list_page(self._prefix, delimiter="/", start_after=start, unless=digest)
 
     def _listing_of(self, pages: Iterable[ListPage | int], listed_at: float, hidden: frozenset[str]) -> Listing:
-        """Changes nothing."""
+        """Make the listing, in a lane or on the loop: this changes no state."""
         ends = [end for _, end, _ in self._spans[:-1]]
         told: list[list[Listed]] = [[] for _ in self._spans]
         for listed in self._entries if told else ():
@@ -102,7 +102,7 @@ class Pages:
 
 
 async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
-    """Ask again for the page that tells of a name, if it is not the first that is looked up there. StoreError."""
+    """Ask again for the page that a name belongs to, unless it is the first recent lookup there. Errors: StoreError."""
     now, listing = core.clock.monotonic(), directory.listing
     span = listing.span_of(segment_of(name)) if listing is not None else None
     if span is None:
@@ -118,7 +118,7 @@ async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> N
         start = directory.key + span.after if span.after else ""
         page = await core.store.list_page(directory.key, delimiter="/", start_after=start, unless=digest)
         if again > listing.listed_at:
-            # Who comes back to its pages is served better by all of them at once.
+            # A process that comes back to the same pages is served faster by listing the whole directory.
             directory.probe_s += core.clock.monotonic() - started
         if page.digest != digest:
             span.digest = b""

@@ -1,11 +1,11 @@
-"""Guesses what a process will ask for next in a directory: it goes through the names in the order of the listing.
+"""Prefetches files or attributes for a process that goes through the names of a directory in the order of the listing.
 
-A data loader opens one small file after the other: the next ones are fetched before they are asked for, and a GET
-brings the attributes along. A process that only looks names up gets the next attributes by HEADs side by side. Only
-names of a fresh listing are guessed at, and only files that the reader takes by one GET are fetched whole.
+For a data loader that opens one small file after the other, the next files are fetched before they are opened, and a
+GET brings the attributes along. For a process that only looks names up, the next attributes are asked for by HEADs side
+by side. Only names in the directory's listing are prefetched, and whole files only if the reader takes them by one GET.
 
 A loader that shuffles its list looks up a file and opens it: one GET then brings what a HEAD and a GET would (S-152).
-Who only looks at files gets HEADs again after a few of them.
+For a process that only looks files up this ends after PENDING_MAX of them: HEADs are sent again.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
 
 _DIRECTORIES = 64
-"""Directories in which a run is followed at once."""
+"""The number of directories in which runs are followed at the same time."""
 _ENTRIES_MAX = 100_000
 """Larger listings are not followed: their index would cost more than it saves."""
 _JITTER = 32
-"""How far ahead of all others an open of a run may be: several threads share one loader's order."""
+"""How many places a step may go beyond the furthest step of a run: the threads of a loader share one order."""
 _BEHIND = 1024
-"""How far behind the first of its threads the last one may be."""
+"""How many places a step may be behind the furthest step: the slowest thread of the loader."""
 _STALLED = 64
-"""So many steps behind the furthest one, and none beyond it: that one was no step of this run."""
+"""After this many steps behind the furthest step, and none beyond it, the furthest step was not part of the run."""
 _STREAK = 3
-"""So many steps in order make a run."""
+"""How many steps in order make a run."""
 _AHEAD = 64
-"""Files, or attributes, fetched ahead at most."""
+"""The most files, or attributes of files, that are fetched ahead."""
 _CHUNK = 16
-"""Asked for together, so that not every open begins a task."""
+"""How many are asked for together, so that not every open begins a task."""
 _BYTES_AHEAD = 48 << 20
 _ASKED_MAX = 4096
-"""Attributes on their way at most."""
+"""The most files whose attributes are on their way."""
 _SHARE = 1000
-"""Of a large directory that is looked through."""
+"""The most attributes that are asked for at once."""
 _RACY_NS = 1_500_000_000
 _ENOUGH = 8
-"""So many in a row were opened before the next one is fetched whole."""
+"""How many files must be opened in a row after their lookup before the next one is fetched whole at its lookup."""
 PENDING_MAX = 32
-"""Asked for and not opened yet: more are nobody's who reads. Several threads look up before they open."""
+"""How many files may be looked up and not opened yet, as by a reader's threads; with more, they won't be opened."""
 
 
 class _Run:
-    """How far a process came in one listing. last: the furthest; horizon: up to where things are under way."""
+    """A run: steps of a process through one listing. last: the furthest place; horizon: the last place prefetched."""
 
     __slots__ = ("behind", "horizon", "index", "last", "listing", "names", "streak")
 
@@ -64,11 +64,11 @@ class _Run:
         self.last = self.horizon = -1
         self.streak = 0
         self.behind = 0
-        """Steps since it last came further: of a run by several threads, few."""
+        """How many steps in a row were behind the furthest one; few in a run by several threads."""
         self.follow(listing)
 
     def follow(self, listing: Listing) -> None:
-        """The directory was listed anew: the place in it stays, by name."""
+        """Go on in a new listing of the directory, at the name that was the furthest place."""
         last = self.names[self.last] if self.last >= 0 else b""
         self.listing = listing
         self.names = sorted(listing.entries)
@@ -76,7 +76,7 @@ class _Run:
         self.horizon = self.last = self.index.get(last, -1)
 
     def step(self, name: bytes) -> range:
-        """The positions to fetch ahead of this one."""
+        """Take a step to a name; return the places to prefetch."""
         at = self.index.get(name)
         if at is None or at == self.last:
             return range(0)
@@ -102,15 +102,15 @@ class Prefetcher:
         self._opens: OrderedDict[int, _Run] = OrderedDict()
         self._lookups: OrderedDict[int, _Run] = OrderedDict()
         self._asked: dict[str, Future[bool]] = {}
-        """By key, the attributes that are on their way; whether they came."""
+        """By key, a future for attributes that are on their way; its result is whether they came."""
         self._files = SmallFileFetcher(core.reader)
         self._pending: OrderedDict[Ino, None] = OrderedDict()
-        """Files whose attributes were asked for one by one, and that were not opened since."""
+        """Files that were looked up without attributes on their way, and that were not opened since."""
         self._row = 0
-        """So many in a row were opened to be read: the next one is likely to be, too."""
+        """How many of these files were opened in a row: the next one that is looked up is likely to be opened, too."""
 
     def opened(self, node: Node, *, kept: bool = False) -> None:
-        """A file was opened for reading: fetch the next ones of its run. kept: the kernel has its pages."""
+        """Note that a file was opened for reading; fetch the next files of its run. kept: the kernel has its pages."""
         if node.ino in self._pending:
             del self._pending[node.ino]
             self._row += 1
@@ -127,14 +127,14 @@ class Prefetcher:
         self._files.add(wanted)
 
     def looked_up(self, directory: Directory, name: bytes) -> None:
-        """A name was looked up: ask for the attributes of the next ones, unless their content is on its way anyway."""
+        """Note that a name was looked up, and ask for the next attributes, unless the content is being prefetched."""
         reads = self._opens.get(directory.ino)
         if not self._core.settings.full_attributes or (reads is not None and reads.streak >= _STREAK):
             return
         run = self._run(self._lookups, directory)
         if run is None or not (ahead := run.step(name)):
             return
-        # So many names are looked up before one of them is opened, by who reads what he looks up.
+        # How many names a process that opens what it looks up may look up before it opens one.
         before_opens = PENDING_MAX if self._row >= _ENOUGH else 1
         if run.streak - (reads.streak if reads is not None else 0) > before_opens:
             self._expect(directory, run, run.names[ahead.start : ahead.stop])
@@ -142,7 +142,7 @@ class Prefetcher:
             run.horizon = run.last
 
     def looked_through(self, directory: Directory, name: bytes) -> None:
-        """The entries up to a name are looked at in their order: ask for the attributes of those behind it."""
+        """Note that a process needed the attributes of all entries up to a name; ask for those of the next _SHARE."""
         run = self._run(self._lookups, directory)
         if run is not None:
             behind = run.index.get(name, len(run.names)) + 1
@@ -153,7 +153,7 @@ class Prefetcher:
         self.coming(directory.key, (entries[name] for name in names if name in entries))
 
     def coming(self, prefix: str, entries: Iterable[Listed]) -> None:
-        """Somebody is about to look at these entries of a directory: ask for the attributes that are not known."""
+        """Ask for unknown attributes of entries of a directory that will be looked at soon. prefix: its key."""
         if not self._core.settings.full_attributes:
             return
         wanted = list[Shown]()
@@ -170,14 +170,14 @@ class Prefetcher:
             self._core.loop.background(self._bring(wanted, futures))
 
     async def told(self, nodes: Iterable[Node]) -> list[Node]:
-        """Wait for the attributes of nodes that are on their way; those."""
+        """Wait for the attributes that are on their way; return the nodes that they belong to."""
         waiting = [(node, future) for node in nodes if (future := self._asked.get(node.key)) is not None]
         for _, future in waiting:
             await future
         return [node for node, _ in waiting]
 
     async def arrive(self, node: Node) -> None:
-        """Wait for the attributes of a file, alone or with its content, if they are on their way or likely worth it."""
+        """Wait for a file's attributes if they, or its content, are on the way; else fetch it if an open is likely."""
         future = self._asked.get(node.key)
         if await (self._files.awaited(node.key) if future is None else future):
             return
@@ -207,11 +207,11 @@ class Prefetcher:
         return kind == stat.S_IFREG and 0 < size <= self._core.reader.settings.whole_bytes
 
     def _may_change(self, mtime_ns: int) -> bool:
-        """What changed a moment ago may change again within that second: an answer could not be kept."""
+        """Whether an object changed a moment ago: it may change again within that second; no answer could be kept."""
         return mtime_ns > self._core.clock.time_ns() - _RACY_NS
 
     async def _bring(self, wanted: Sequence[Shown], futures: Sequence[Future[bool]]) -> None:
-        """Ask for attributes; who waits for one is told of it when it is here."""
+        """Ask for attributes, and resolve the future of each object when its answer is here."""
         learn = self._core.known.asking()
 
         def ended(number: int, answer: ObjectInfo | StoreError | None = None) -> None:
@@ -222,7 +222,7 @@ class Prefetcher:
                 futures[number].set_result(isinstance(answer, ObjectInfo))
 
         try:
-            with suppress(StoreError):  # whoever wants one of them asks again, and is told
+            with suppress(StoreError):  # a lookup that needs an object asks again, and gets the error
                 await self._core.store.head_many(wanted, ended)
         finally:
             for number in range(len(wanted)):

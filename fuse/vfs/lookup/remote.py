@@ -1,6 +1,5 @@
-"""Keeps nodes in step with the store.
-
-Lists, asks, and takes in what another client did (docs/SEMANTICS.md S-28 to S-33).
+"""Brings nodes up to date with the store: lists directories, asks for objects, and takes in what other clients did
+(docs/SEMANTICS.md S-28 to S-33).
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from ..tree.nodes import Directory, Node
 from .pages import Pages
 
 FIRST_PAGES = 4
-"""So many pages are asked for at once; a directory with more entries is large."""
+"""A directory with more pages is large: only this many are read where the whole listing is not needed."""
 _SLOW_LISTING = 2.0
-"""A directory is believed for so many times as long as it took to list it, if that is more than the time to live."""
+"""A listing is believed for at least this many times as long as it took, also beyond the time to live."""
 AGAIN_MAX = 100
-"""So often is asked again what renames of directories made useless."""
+"""How often a request is repeated when a rename or another change by this mount made its answer useless."""
 _GUESSED_COST = 4
-"""A large directory is taken to cost so many times its first pages until it was listed whole."""
+"""Until a large directory was listed whole, that is taken to cost this many times as much as its first pages."""
 UNLINKED = ".datastore.unlinked/"
-"""Below the mount's root, not shown: copies of large files that were removed while open."""
+"""The prefix, below the mount's root and not shown, of copies of large files that were removed while open."""
 HIDDEN = frozenset((UNLINKED, MARKER))
-"""Not shown in the mount's root, and not made there."""
+"""The tails that are not shown in the mount's root, and that can't be made there."""
 _BEGUN_MAX = 64
-"""First pages that nobody has used yet."""
+"""The most first pages that are kept until read_directory() uses them."""
 FAR_S = 0.005
-"""A directory of the usual size is listed faster by a store that is near."""
+"""A store that is near lists a directory of the usual size in less than this; seconds."""
 _LAST = 4
 _TOLD = 2
-"""One listing may have taken long for another reason: it was tried again, or this machine was busy."""
+"""How many listings must have been slow: one alone may have been retried, or this machine may have been busy."""
 
 
 _Learn = Callable[[ObjectInfo], None]
@@ -54,7 +53,7 @@ _AskedAs = tuple[tuple[int, ...], ETag, int]
 
 
 class _Begun(NamedTuple):
-    """The first page of a directory that had not been listed yet. took_s: how long it took."""
+    """The first page of a directory without a listing. took_s: how long it took; seen: listed_as before the request."""
 
     page: ListPage | None
     started: float
@@ -67,16 +66,16 @@ class Remote:
         self._core = core
         self._begun: dict[int, _Begun] = {}
         self.took_s: deque[float] = deque(maxlen=_LAST)
-        """What the last listings took, seconds."""
+        """How long the last listings took, in seconds."""
 
     @property
     def is_far(self) -> bool:
-        """Whether waiting for one more answer of the store costs more than asking for what may not be wanted."""
+        """Whether the store is so slow that requests ahead pay, though their answers may not be wanted."""
         return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
 
     async def begin(self, directory: Directory) -> None:
-        """Ask for the entries of a directory that is soon read; of one that turns out to be large, the first page. One
-        request after the other: known pages are left to who reads them, side by side. StoreError, FSError.
+        """Ask for the entries of a directory that is soon read, but only for the first page if more follow. Several
+        known pages are left to read_directory(), which asks for them side by side. Errors: StoreError, FSError.
         """
         core = self._core
         whole = directory.listing is not None and len(directory.listing.spans) <= 1
@@ -91,8 +90,8 @@ class Remote:
             await self.read_directory(directory, whole=False)
 
     async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
-        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one.
-        What was listed while the directory was renamed, or while an entry's old name went, is asked for again.
+        """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one. The
+        answer is discarded, and asked for again, if the directory was renamed or forget_listing() called meanwhile.
         """
         for _ in range(AGAIN_MAX):
             listing = await self._read(directory, whole=whole)
@@ -111,7 +110,7 @@ class Remote:
         self.took_s.append(took_s)
         if directory.listed_as != seen:
             return None
-        if listing is None:  # the store shows what it showed before
+        if listing is None:  # the store shows the same pages as before
             if had is None or directory.listing is not had or not all(span.digest for span in had.spans):
                 return None
             had.confirmed(started)
@@ -119,7 +118,7 @@ class Remote:
             return had
         newer = directory.listing
         if newer is not None and newer.listed_at > started:
-            return newer  # a walk told of it meanwhile, and what we did before that is not kept apart any more
+            return newer  # a walk has listed it since, and dropped our earlier changes from directory.changed
         directory.large = listing.pages > FIRST_PAGES or not listing.complete
         directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
         directory.probe_s = 0.0
@@ -129,13 +128,13 @@ class Remote:
         return listing
 
     async def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
-        """Take in objects of which another client wrote a version while an earlier one is open."""
+        """Take in new versions that another client wrote of objects whose earlier version is open here."""
         for node, listed in suspects:
             if await self._accept(node, listed):
                 facts.listed(self._core, node, listed, listed_at)
 
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
-        """Make a listing the directory's own; returns open files that were replaced."""
+        """Make a listing the directory's own; return the open files that were replaced, for settle()."""
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             facts.listed_itself(self._core, directory, listing)
         show_as_directories(listing.entries, directory.stand_ins)
@@ -157,7 +156,7 @@ class Remote:
         return suspects
 
     def _keep_own_changes(self, directory: Directory, listing: Listing) -> None:
-        """What we did after the listing was begun, and what the store has not seen, is right all the same."""
+        """Enter what this mount did after the listing was begun, and names with unsent bytes, into the listing."""
         newer = ((name, one) for name, one in directory.changed.items() if one.when >= listing.listed_at)
         changed = directory.changed = OrderedDict(newer)
         entries = listing.entries
@@ -169,7 +168,7 @@ class Remote:
         ]
         for name in (*changed, *kept):
             child = directory.children.get(name)
-            # The kernel may have given up the node of what we made.
+            # The kernel may have forgotten the node of a name that this mount made.
             own = child.as_listed() if child is not None else changed[name].listed
             listing.edit(*(one.tail for one in (own, entries.get(name)) if one is not None))
             if own is not None:
@@ -178,9 +177,9 @@ class Remote:
                 entries.pop(name, None)
 
     def lost(self, node: Node) -> None:
-        """The store does not have the node's name any more, or has something else there."""
+        """Detach a node whose name the store does not have any more, or has as something else."""
         if node.gone:
-            # Removed by ourselves while the store was asked: nobody may give it its name back.
+            # This mount removed it while the store was asked: a write must not take the name back.
             return
         parent = node.parent
         if parent is not None and node.nlookup:
@@ -191,7 +190,7 @@ class Remote:
     # -- single nodes and names
 
     async def probe(self, parent: Directory, name: bytes) -> Listed | None:
-        """What a name of one_key() is, without listing the directory: a directory before a file before a link."""
+        """Find out what a name (one_key() holds) is, without a listing: a directory, else a file, else a link."""
         place = parent.place
         kinds = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
         found = await self._core.each(partial(self._probe_kind, parent, segment_of(name)), kinds)
@@ -221,11 +220,11 @@ class Remote:
         return Listed(kind, tail, info.size, info.etag, info.mtime_ns)
 
     async def head(self, node: Node) -> bool:
-        """Ask for a node's version and attributes; False when it is gone (it is detached then): a directory without a
-        marker lives while objects are below.
+        """Ask for a node's version and attributes; return False when it is gone (it is detached then). A directory
+        without a marker exists while there are objects below.
         """
         if not node.key:
-            return True  # the root of a whole bucket is no object, and a HEAD of '' would be one of the bucket
+            return True  # the root of a whole bucket has no object: a HEAD of the key '' would ask for the bucket
         for _ in range(AGAIN_MAX):
             was, learn = node.asked_as, self._core.known.asking()
             answer: ObjectInfo | StoreError
@@ -239,7 +238,7 @@ class Remote:
         return not node.gone
 
     async def head_many(self, nodes: list[Node]) -> None:
-        """The same of up to 1,000, side by side. The first error is raised after all were asked for."""
+        """Do the same as head() for up to 1,000 nodes, side by side. The first error is raised after all were asked."""
         if len(nodes) == 1:
             await self.head(nodes[0])
             return
@@ -249,13 +248,13 @@ class Remote:
             nodes = await self._head_many(nodes)
 
     async def _head_many(self, nodes: list[Node]) -> list[Node]:
-        """Once; those that were renamed or sent meanwhile."""
-        # Of a directory only its entries are listed, not what its own object is.
+        """Ask once; return the nodes that were renamed or changed meanwhile, for another try."""
+        # No listing shows the version of a directory's own object.
         shown = [Shown(node.key, NO_ETAG if isinstance(node, Directory) else node.etag) for node in nodes]
         asked = [(node, node.asked_as) for node in nodes]
         learn, again = self._core.known.asking(), list[Node]()
         later: list[tuple[Node, _AskedAs, ObjectInfo | StoreError]] = []
-        """What needs the store for more."""
+        """Answers that need further requests."""
 
         def take(number: int, answer: ObjectInfo | StoreError) -> None:
             node, was = asked[number]
@@ -273,7 +272,7 @@ class Remote:
         return again
 
     async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
-        """As head, of what the store said; None: the node was renamed or sent meanwhile, which may be newer."""
+        """Take in the answer to a HEAD and return what head() does; None: ask again, for the node changed meanwhile."""
         if isinstance(answer, NotFound):
             return await self._missing(node, was)
         if isinstance(answer, StoreError):
@@ -286,7 +285,7 @@ class Remote:
         return True
 
     def _take(self, node: Node, info: ObjectInfo, learn: _Learn) -> None:
-        """What the store says of a node's object now, which nobody has open as another version."""
+        """Take in what the store says of a node's object, of which no other version is open."""
         learn(info)
         if node.dirty:
             return
@@ -298,7 +297,7 @@ class Remote:
             facts.headed(self._core, node, info)
 
     async def _missing(self, node: Node, was: _AskedAs) -> bool | None:
-        """As _settled, when the store has no object of the key."""
+        """Do the same as _settled() when the store has no object of the key."""
         core = self._core
         if node.asked_as != was:
             return None
@@ -328,7 +327,7 @@ class Remote:
         return True
 
     def shown_at(self, node: Node) -> float | None:
-        """When the believed listing above showed a node as it is here, whatever its attributes; None: it does not."""
+        """Return when the parent's listing, if believed, showed the version of a node; None if it does not show it."""
         told = self.believed(node.parent, node.name) if node.parent is not None else None
         listed = told[0].entries.get(node.name) if told is not None else None
         if told is None or listed is None or listed.tail != node.tail:
@@ -336,7 +335,7 @@ class Remote:
         return told[1] if isinstance(node, Directory) or listed.etag == node.etag else None
 
     def believed(self, directory: Directory, name: bytes) -> tuple[Listing, float] | None:
-        """The listing, if it is believed of this name, and when the store last showed that."""
+        """Return the listing and when the store last showed this name in it; None if that is too old to be believed."""
         listing = directory.listing
         if listing is None:
             return None
@@ -345,40 +344,40 @@ class Remote:
         return (listing, told_at) if told_at > oldest else None
 
     def is_fresh(self, directory: Directory, when: float) -> bool:
-        """Whether what the store said of its entries then (monotonic seconds) is still believed."""
+        """Whether what the store said of a directory's entries at `when` (monotonic seconds) is still believed."""
         return self._core.clock.monotonic() - when < self.ttl(directory)
 
     def fresh_listing(self, directory: Directory) -> Listing | None:
-        """The whole listing of a directory, if it is fresh."""
+        """Return the whole listing of a directory, if it is fresh."""
         listing = directory.listing
         return listing if listing is not None and self.is_fresh(directory, listing.listed_at) else None
 
     def ttl(self, directory: Directory) -> float:
-        """How long entries are believed: a listing that takes longer than that would be stale on arrival."""
+        """How long entries are believed, in seconds: longer after a slow listing, which would be stale on arrival."""
         ttl = self._core.settings.metadata_ttl_s
         return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
 
     def is_replaced(self, node: Node, seen: Listed | ObjectInfo) -> bool:
-        """Whether another client wrote an object of which we hold a version open."""
+        """Whether another client replaced an object while the node's version is in use, so that it has to stay."""
         if seen.etag == node.etag or not node.etag or isinstance(node, Directory) or node.dirty:
             return False
         in_use = node.handles > 0 or node.staged is not None or self._core.settings.open_less
-        # Another size would leave the kernel, and who asked for the size before he reads, with a part or with zeros.
+        # With another size, the kernel, or a process that has asked for the size, would read only a part, or zeros.
         free = node.staged is None and not node.pinned and seen.size == node.size
         return in_use and not free
 
     async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
-        """Another client wrote an object that we have open. True: it only grew, and the node goes on as the newer one;
-        else it keeps its version and loses its name, as a file does that is replaced by a rename.
+        """Take in that another client wrote an object that is open here. Return True if it only grew: the node goes on
+        as the newer version. Else it keeps its version and loses its name, like a file that a rename replaces.
         """
         old = node.version()
-        # Who writes goes on from what he opened: at which end of it he appends the kernel decides.
+        # A writer keeps the version that it opened: the kernel decides at which end of it an append goes.
         followable = node.staged is None and not node.writers and 0 < old.size < seen.size
         new = ObjectVersion(old.key, seen.etag, seen.size)
         if followable and await grew(self._core, old, new):
             if not self._core.notifier.is_local(node.ino):
                 return True
-            with suppress(PreconditionFailed, NotFound):  # who reads from a local file has to see what was appended
+            with suppress(PreconditionFailed, NotFound):  # a passthrough file must get the appended bytes as well
                 if await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch):
                     return True
         if not node.gone:

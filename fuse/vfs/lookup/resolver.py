@@ -1,7 +1,7 @@
-"""What is behind a name: answers from memory while that is fresh, else asks the store.
+"""Resolves names to nodes: from memory while that is fresh, else by asking the store.
 
-Freshness: what the store confirmed less than metadata_ttl_s ago is believed (docs/SEMANTICS.md S-28). The kernel is
-told only the rest of that time, so that the two do not add up.
+What the store confirmed less than metadata_ttl_s ago is fresh (docs/SEMANTICS.md S-28). The kernel is told only the
+rest of that time, so that the two times do not add up.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .remote import Remote
 from .walks import Descent, Walks
 
 _CHANGED_MAX = 4096
-"""Names that we changed, kept per directory until the next listing; beyond, those that no listing is older than go."""
+"""With more changed names than this in a directory, those are dropped that changed more than _LISTING_MAX_S ago."""
 _LISTING_MAX_S = 600.0
-"""No listing takes longer."""
+"""The longest time that a listing takes."""
 _OVERTAKEN_MAX = 16
-"""So often is a name asked for again that this mount changed meanwhile."""
+"""How often the store is asked for a name that this mount changes before each answer is taken in."""
 _MANY = 256
-"""Who wants the attributes of more at once looks through a whole directory."""
+"""A request for the attributes of more files than this is taken to belong to a walk through the whole directory."""
 _Found = tuple[Listed | None, float, Callable[[], bool]]
-"""What the store said of a name, when, and whether nothing we did since says otherwise."""
+"""What the store said of a name, when, and a function that tells whether this mount has not changed the name since."""
 
 
 class _OvertakenError(Exception):
@@ -38,7 +38,7 @@ class _OvertakenError(Exception):
 
 
 class Resolver:
-    """Looks names up. Methods above the line go by what is known; those below may ask the store."""
+    """Looks names up. The first methods use only what is known; those below the line may ask the store."""
 
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
@@ -49,25 +49,25 @@ class Resolver:
         self.ttl, self.fresh_listing = remote.ttl, remote.fresh_listing
 
     def node(self, ino: Ino) -> Node:
-        """The node of an id that the kernel sent. FSError(ESTALE)."""
+        """Return the node of an id that the kernel sent. Errors: FSError(ESTALE)."""
         node = self._core.nodes.by_ino.get(ino)
         if node is None:
             raise FSError(errno.ESTALE)
         return node
 
     def directory(self, ino: Ino) -> Directory:
-        """The directory of an id. FSError(ESTALE, ENOTDIR)."""
+        """Return the directory of an id that the kernel sent. Errors: FSError(ESTALE, ENOTDIR)."""
         node = self._core.nodes.by_ino.get(ino)
         if isinstance(node, Directory):
             return node
         raise FSError(errno.ESTALE if node is None else errno.ENOTDIR)
 
     def current(self, node: Node) -> bool:
-        """Whether what is known of a node may be shown without asking."""
+        """Whether what is known of a node may be shown without asking the store."""
         return self.left(node) is not None
 
     def left(self, node: Node) -> float | None:
-        """How long that is so from now on, seconds; None: it is not."""
+        """Return for how many seconds from now on a node stays current(); None if it is not current."""
         settings, parent = self._core.settings, node.parent
         if node.dirty or node.gone:
             return settings.metadata_ttl_s
@@ -79,13 +79,13 @@ class Resolver:
         return left if left > 0 else None
 
     def own(self, node: Node) -> bool:
-        """Whether who writes need not ask what the store has: it is this mount's own doing of a moment ago (S-161)."""
+        """Whether a writer need not ask the store: this mount made the version within metadata_ttl_s (S-161)."""
         if node.dirty or node.gone:
             return True
         return node.attrs_valid and self._age(node.made_at) < self._core.settings.metadata_ttl_s
 
     def entry(self, node: Node, left: float | None = None) -> Entry:
-        """The answer to a lookup; counts it. left: see left(), where it is known."""
+        """Return the answer to a lookup, and add 1 to the lookup count. left: the result of left(), if it is known."""
         if left is None:
             left = self.left(node) or 0.0
         node.nlookup += 1
@@ -97,7 +97,7 @@ class Resolver:
         return AttrReply(node.attr(), self.left(node) or 0.0)
 
     def cached(self, parent: Directory, name: bytes) -> Entry | None:
-        """The answer to a lookup if memory has it."""
+        """Return the answer to a lookup, if memory has it."""
         self._core.nodes.use(parent)
         child = parent.children.get(name)
         left = self.left(child) if child is not None else None
@@ -108,7 +108,7 @@ class Resolver:
             return None
         listed, told_at = told[0].entries.get(name), told[1]
         if child is not None and listed is not None and self._known_before(child, listed):
-            # It is there; whoever wants the attributes asks for them. A removal or a rename does not.
+            # The name exists. A removal or rename needs no more; for attributes the kernel sends a GETATTR.
             return self.entry(child)._replace(entry_ttl_s=self.ttl(parent) - self._age(told_at), attr_ttl_s=0.0)
         if listed is not None and listed.said is None:
             self._prefetcher.looked_up(parent, name)
@@ -121,7 +121,7 @@ class Resolver:
         return self.entry(child, left) if left is not None else None
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
-        """Whether a listing shows what a node was, but for attributes that may have changed since."""
+        """Whether a listing shows the node, in the known version, but can't confirm that the attributes are current."""
         if listed.tail != child.tail or child.gone:
             return False
         if isinstance(child, Directory):
@@ -129,7 +129,7 @@ class Resolver:
         return child.racy and child.is_version(listed)
 
     def changed(self, node: Node) -> None:
-        """We made or changed this name: listings and answers under way are older."""
+        """Note that this mount made or changed a name: answers of the store that are under way are older."""
         node.changes += 1
         if node.parent is not None:
             self._mark(node.parent, node.name, node.as_listed())
@@ -144,22 +144,22 @@ class Resolver:
             directory.listing.put(name, listed)
 
     def appeared(self, node: Node, directory: Directory) -> None:
-        """A name of ours is new in its directory."""
+        """Note that this mount made a node's name in a directory."""
         self.changed(node)
         self._follow(directory, node, 1)
 
     def removed(self, node: Node, parent: Directory) -> None:
-        """We are about to take this node's name out of its directory."""
+        """Note that this mount is about to take a node's name out of its directory."""
         name = node.name
         self._mark(parent, name, None)
         link = (segment_of(name) + LINK_SUFFIX).encode("utf-8", "surrogateescape")
         if parent.listing is not None and not parent.listing.entries.keys().isdisjoint((name + BESIDE_DIRECTORY, link)):
-            # What was shown beside it is shown as it from now on (S-37).
+            # Another object, shown under a substitute name so far, gets this name now (S-37).
             parent.forget_listing()
         self._follow(parent, node, -1)
 
     def _follow(self, directory: Directory, node: Node, change: int) -> None:
-        """An entry came (1) or went (-1): the directory's times and number of subdirectories follow."""
+        """Update a directory's times and number of subdirectories after an entry came (1) or went (-1)."""
         now = self._core.clock.time_ns()
         facts.edited(directory, directory.attributes._replace(mtime_ns=now, ctime_ns=now))
         if isinstance(node, Directory) and directory.subdirectories >= 0:
@@ -183,7 +183,7 @@ class Resolver:
         return Entry(None, max(0.0, self.ttl(parent) - self._age(told_at)))
 
     async def find(self, parent: Directory, name: bytes) -> Node | None:
-        """The live node of a name, confirmed within the time to live; None when there is nothing."""
+        """Return the live node of a name, confirmed within the time to live; None if the name does not exist."""
         child = parent.children.get(name)
         if child is not None and self.current(child):
             return child
@@ -196,8 +196,8 @@ class Resolver:
         return await self._find_anew(parent, name)
 
     def _listing_pays(self, parent: Directory, name: bytes) -> bool:
-        """Whether to list a directory rather than to ask for one name that was known: it may then be _known_before.
-        A file needs the listing anyhow; subdirectories are asked for one by one until that has cost as much.
+        """Whether to list a directory rather than ask for one known name: it is then likely to be _known_before(). For
+        a file a listing is needed anyhow; subdirectories are asked for alone until that took longer than a listing.
         """
         child = parent.children.get(name)
         if child is None or self.current(child) or parent.large or not one_key(name) or self.fresh_listing(parent):
@@ -205,21 +205,21 @@ class Resolver:
         return child.attrs_valid and parent.probe_s > parent.list_s if isinstance(child, Directory) else child.racy
 
     async def standing(self, parent: Directory, name: bytes) -> Node | None:
-        """As find, for who does not need the attributes: they may be old."""
+        """Do the same as find() for a caller that does not need the attributes, which may be old."""
         child = parent.children.get(name)
         if child is not None and not child.gone and self._remote.shown_at(child) is not None:
             return child
         return await self.find(parent, name)
 
     async def existing(self, parent: Directory, name: bytes) -> Node:
-        """As standing. FSError(ENOENT)."""
+        """Do the same as standing(). Errors: FSError(ENOENT) if the name does not exist."""
         node = await self.standing(parent, name)
         if node is None:
             raise FSError(errno.ENOENT)
         return node
 
     async def revalidate(self, node: Node) -> bool:
-        """Confirm a node with the store if its time is up; False when it is gone (then it is detached)."""
+        """Confirm a node with the store if it is not current; return False when it is gone (it is detached then)."""
         if self.current(node):
             return not node.gone
         if isinstance(node, Directory) and (node.parent is None or self._core.settings.full_attributes):
@@ -227,13 +227,13 @@ class Resolver:
         return node.parent is not None and await self._find_anew(node.parent, node.name) is node
 
     async def _head(self, directory: Directory) -> bool:
-        """As Remote.head(), once for all who look it up at the same time."""
+        """Do the same as Remote.head(), with one request for all lookups at the same time."""
         await self._descent.ahead(directory)
         async with directory.lock:
             return not directory.gone if self.current(directory) else await self._remote.head(directory)
 
     async def read_directory(self, directory: Directory, *, whole: bool = True) -> Listing:
-        """A fresh listing; whole False: of a large directory only the first pages."""
+        """Return a fresh listing; whole False: of a large directory only the first pages."""
         async with directory.listing_lock:
             fresh = self.fresh_listing(directory)
             if fresh is None:
@@ -241,7 +241,7 @@ class Resolver:
             return fresh if fresh is not None else await self._remote.read_directory(directory, whole=whole)
 
     async def make_exact(self, nodes: list[Node]) -> None:
-        """Fetch the attributes that are not known, of nodes of one directory in its order. Those gone are detached."""
+        """Fetch unknown attributes of nodes of one directory, given in its order. Nodes that are gone are detached."""
         wanted = self._inexact(nodes)
         if await self._walks.confirm([node for node in wanted if isinstance(node, Directory)]):
             wanted = self._inexact(nodes)
@@ -254,7 +254,7 @@ class Resolver:
         await self._remote.head_many(self._inexact(wanted))
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
-        """Of a file the listing tells when its attributes may have changed; of a directory only a HEAD does."""
+        """Return the nodes to ask for: files without valid attributes (listings show changes), stale directories."""
         return [
             node
             for node in nodes
@@ -263,13 +263,13 @@ class Resolver:
         ]
 
     async def ask(self, node: Node) -> bool:
-        """Whether the store has a node, asked now unless it is our own: for who writes. False: it is detached. It may
-        be of another version afterwards.
+        """For a writer: whether the store has a node, asked now unless the node is own(). If not, it is detached; else
+        it may have another version afterwards.
         """
         return self.own(node) or await self.ask_now(node)
 
     async def ask_now(self, node: Node) -> bool:
-        """The same, whatever is known. What its directory has listed is not believed where that said something else."""
+        """Do the same as ask(), but always ask the store. Drop the parent's listing if that showed something else."""
         parent, before = node.parent, node.version()
         lives = await self._remote.head(node)
         if parent is not None and not isinstance(node, Directory) and (not lives or node.version() != before):
@@ -277,7 +277,7 @@ class Resolver:
         return lives
 
     async def find_now(self, parent: Directory, name: bytes) -> Node | None:
-        """As find, of what the store has now: for who writes."""
+        """Do the same as find() for a writer, which needs the present state of the store."""
         child = parent.children.get(name)
         if child is not None and await self.ask(child):
             return child
@@ -289,7 +289,7 @@ class Resolver:
         return found
 
     async def refuse_hiding(self, parent: Directory, name: bytes) -> None:
-        """FSError(EISDIR) where a file of this name would hide what other clients put below it (S-161)."""
+        """Check that a file `name` hides no objects of other clients below it (S-161). Errors: FSError(EISDIR)."""
         store, below = self._core.store, f"{parent.key}{segment_of(name)}/"
         hides = store.capabilities.hides_below_files and one_key(name)
         if hides and (await store.list_page(below, max_keys=1)).objects:
@@ -297,7 +297,7 @@ class Resolver:
             raise FSError(errno.EISDIR)
 
     async def _find_anew(self, parent: Directory, name: bytes, *, now: bool = False) -> Node | None:
-        """now: whatever a listing said of it before."""
+        """Ask the store for a name and return its node. now: do not use a listing, even if it is fresh."""
         for _ in range(_OVERTAKEN_MAX):
             try:
                 return await self._settle(parent, name, await self._ask(parent, name, now=now))
@@ -310,7 +310,7 @@ class Resolver:
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
-            # Our own changes are written into the listing: it is right for as long as it is the directory's.
+            # This mount enters its own changes into the listing: it is right as long as it is the directory's.
             return there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
         child = parent.children.get(name)
@@ -319,7 +319,7 @@ class Resolver:
         parent.probe_s += self._core.clock.monotonic() - started
 
         def holds() -> bool:
-            """Marks are dropped with time, so what has the name counts as well: the same version, or nothing."""
+            """Whether the name is unchanged: it has no new Change and, as old Changes are dropped, no other version."""
             now, version = parent.children.get(name), found.etag if found is not None else None
             same = now is None or now.etag == (etag if now is child else version)
             return same and parent.changed.get(name) is mark
@@ -327,7 +327,7 @@ class Resolver:
         return found, started, holds
 
     async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
-        """What the directory's listing, or a page of it, says of a name by now; None: it has to be asked for alone."""
+        """Return a fresh listing that covers a name, and its time; list or ask for a page if that pays; else None."""
         told, odd = self._remote.believed(parent, name), not one_key(name)
         if told is not None:
             return told
@@ -338,7 +338,7 @@ class Resolver:
         return self._remote.believed(parent, name)
 
     async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:
-        """The node that a listing or probe speaks of, with its attributes. _OvertakenError when it is no longer so."""
+        """Return the node for what a listing or probe found, with attributes. Errors: _OvertakenError when outdated."""
         listed, checked_at, holds = found
         if not holds():
             raise _OvertakenError
@@ -361,7 +361,7 @@ class Resolver:
             facts.listed(self._core, child, listed, checked_at)
         if child.attrs_valid or not self._core.settings.full_attributes:
             return child
-        if isinstance(child, Directory):  # its attributes may be on their way
+        if isinstance(child, Directory):  # a HEAD for its attributes may be under way
             await self._descent.ahead(child)
             arrived = self.current(child)
         else:
@@ -377,7 +377,7 @@ class Resolver:
 
 
 def _shows(listed: Listed | None, node: Node | None) -> bool:
-    """Whether a listing has what a name is now."""
+    """Whether a listing's entry for a name agrees with the name's node; None: no entry, or no node."""
     if listed is None or node is None:
         return listed is None and node is None
     return listed.tail == node.tail and (isinstance(node, Directory) or node.dirty or listed.etag == node.etag)

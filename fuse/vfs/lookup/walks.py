@@ -1,16 +1,16 @@
-"""Walks of a tree: across, where a page of the recursive listing tells of many directories at once (S-105), and down.
+"""Requests ahead for walks of a tree: across subdirectories, by pages of a recursive listing (S-105), and down a path.
 
-Who reads the subdirectories of a directory one after the other is noticed. From then on a page of 1,000 keys is asked
-for that begins with the directory wanted, or ends with it when the walk goes backwards, without a delimiter; each
-directory of which the page has all keys is listed with it. Pages are remembered by their digests: a later walk asks
-for them again, and those that are the same confirm what they told without being read.
+When a process reads the subdirectories of a directory one after the other, a page of up to 1,000 keys is asked for
+without a delimiter. It begins with the directory wanted, or ends with it when the walk goes backwards; each directory
+of which the page has all keys is listed with it. Pages are remembered by their digests: a later walk asks for them
+again, and an unchanged page confirms the listings that came from it without being read.
 
-Relies on keys being listed in the order of their bytes, which is checked; where they are not, each directory is listed
-by itself.
+This relies on keys being listed in the order of their bytes, which is checked; where they are not, each directory is
+listed by itself.
 
-The kernel looks a path up name by name, and each waits for the store's answer to the one before. Where the store is far
-away, the directory that a name leads to is listed while its attributes are asked for; and where the same way was gone
-before, all directories that it led through are asked about side by side.
+The kernel looks a path up name by name, and each lookup waits for the store's answer to the one before. Where the store
+is far away, the directory that a name leads to is listed while its attributes are asked for; and where the same path
+was used before, the attributes of all its directories are asked for side by side.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .prefetcher import Prefetcher
 from .remote import Remote
 
 _PAGES_MAX = 256
-"""Pages remembered of one directory's walk."""
+"""The most pages that are remembered of one directory's walk."""
 _OFF_S = 60.0
-"""For so long directories are listed by themselves after a page that did not tell of two."""
+"""How long directories are listed by themselves after a page that did not list at least two; seconds."""
 _FEW = 8
-"""So few directories are asked about one by one."""
+"""Fewer directories than this are asked for one by one, not by pages."""
 _SHOWN = 256
-"""Entries of a directory whose attributes a walk asks for at once."""
+"""For how many entries of a directory on a page the attributes are asked for ahead."""
 _WAYS_MAX = 1024
-"""Directories of which the last step down is remembered."""
+"""The most directories of which the last step down is remembered."""
 _LEVELS = 32
-"""Asked about at once on a way down."""
+"""The most levels of a path that are asked for at once."""
 
 
 class Walks:
@@ -55,7 +55,7 @@ class Walks:
         self._prefetcher = prefetcher
 
     async def read(self, directory: Directory) -> Listing | None:
-        """The listing of a directory that is one of a walk; None: it has to be listed by itself."""
+        """Return the listing of a directory that belongs to a walk; None: it has to be listed by itself."""
         started = self._core.clock.monotonic()
         parent = directory.parent
         if parent is None:
@@ -71,22 +71,22 @@ class Walks:
         if listing is None or listing.listed_at < started:
             return None
         stands = _standing(parent)
-        for first, last, start in walk.beyond(directory.tail):  # what the walk comes to next
+        for first, last, start in walk.beyond(directory.tail):  # directories that the walk will come to
             page = self._core.loop.spawn(self._page(parent, walk, stands, start))
             walk.coming.append(Coming(first, last, page))
         return listing
 
     async def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
-        """The listing of a directory, if it was asked for ahead and came in time."""
+        """Take in pages asked for ahead; return the listing of the directory if it is fresh then."""
         for one in coming:
             try:
                 await self._remote.settle(*await one.page)
             except StoreError:
-                continue  # whoever wants it asks again, and is told
+                continue  # a reader that needs the page asks again, and gets the error
         return self._remote.fresh_listing(directory) if coming else None
 
     async def confirm(self, directories: list[Directory]) -> bool:
-        """Ask again for the pages that told of many directories of one parent; whether that was worth it."""
+        """Ask again for the pages that listed these siblings, if at most half as many; return whether that was done."""
         parent = directories[0].parent if len(directories) >= _FEW else None
         walk = parent.walk if parent is not None else None
         if parent is None or walk is None:
@@ -105,7 +105,7 @@ class Walks:
     async def _page(
         self, parent: Directory, walk: Walk, stands: _Standing, start: str
     ) -> tuple[list[tuple[Node, Listed]], float]:
-        """Ask for one; what was found replaced while it was open, and when it was asked."""
+        """Ask for a page; return the open files that it shows in another version, and when it was asked for."""
         core, prefix, had = self._core, parent.key, walk.pages.get(start)
         max_keys, unless = (had.max_keys, had.digest) if had is not None else (walk.max_keys, b"")
         started, after = core.clock.monotonic(), prefix + start
@@ -144,11 +144,11 @@ class Walks:
 
 
 _Standing = Callable[[str], Directory | None]
-"""By its tail a subdirectory, if it is where it was, and nobody said since that what is listed may be wrong."""
+"""A function that returns a subdirectory by its tail; None if it was moved or its listing dropped since the request."""
 
 
 def _standing(parent: Directory) -> _Standing:
-    """Of those that are here before pages are asked for."""
+    """Make a _Standing of the subdirectories that have a node now, before pages are asked for."""
     place = parent.place
     directories = [node for node in parent.children.values() if isinstance(node, Directory)]
     before = {node.tail: (node, node.moves, node.listings_dropped) for node in directories}
@@ -163,8 +163,8 @@ def _standing(parent: Directory) -> _Standing:
 
 
 def split(prefix: str, page: ListPage) -> dict[str, ListPage]:
-    """What a page of a recursive listing says of the directories right below its prefix: by tail, a page of one level.
-    Only of those that it tells of wholly, if it begins between two directories. Pure.
+    """Split a page of a recursive listing into pages of one level for the directories right below `prefix`, by tail.
+    Only directories of which the page has all keys are returned, if it begins between two directories. Pure.
     """
     objects: dict[str, list[ListedObject]] = {}
     prefixes: dict[str, dict[str, None]] = {}
@@ -186,18 +186,18 @@ def split(prefix: str, page: ListPage) -> dict[str, ListPage]:
 
 
 class Descent:
-    """The way down a tree, one name after the other: what the next step will ask for is asked at once with this one."""
+    """Follows lookups down a tree, name after name, and sends the requests of the next steps with those of this one."""
 
     def __init__(self, core: Core, remote: Remote) -> None:
         self._core = core
         self._remote = remote
         self._steps: OrderedDict[int, Directory] = OrderedDict()
-        """By the directory's ino, where the last way through it led to."""
+        """By a directory's ino, the subdirectory that the last path through it led to."""
         self._coming: dict[int, Task[None]] = {}
 
     async def ahead(self, directory: Directory) -> None:
-        """Somebody asks for a directory that is not current: wait for its attributes, if they are on their way; else
-        ask for what comes next.
+        """Note that a directory which is not current is looked up. Wait for its attributes if they are on their way;
+        else, if the store is far, ask for what the next steps down need.
         """
         parent, coming = directory.parent, self._coming.get(directory.ino)
         if parent is not None:
@@ -225,12 +225,12 @@ class Descent:
             self._core.loop.spawn(self._list(last))
 
     async def _ask(self, directory: Directory) -> None:
-        with suppress(StoreError, FSError):  # who wants it asks again, and is told
+        with suppress(StoreError, FSError):  # a lookup that needs it asks again, and gets the error
             await self._remote.head(directory)
 
     async def _list(self, directory: Directory) -> None:
-        """Unless somebody does already, or has; who wants the listing waits for the lock."""
+        """List a directory, unless that was done or is under way. A reader waits for listing_lock meanwhile."""
         if not directory.listing_lock.locked and self._remote.fresh_listing(directory) is None:
             async with directory.listing_lock:
-                with suppress(StoreError, FSError):  # who wants it asks again, and is told
+                with suppress(StoreError, FSError):  # a reader asks again, and gets the error
                     await self._remote.begin(directory)

@@ -1,6 +1,4 @@
-"""Opening, writing and closing files: what is written goes into the staging file, and to the store at fsync and close
-(S-17 to S-24).
-"""
+"""Opens, writes and closes files (S-17 to S-24): writes go to a staging file, and to the store at fsync and close."""
 
 from __future__ import annotations
 
@@ -25,39 +23,39 @@ from ..upload.uploads import Uploads
 from .handles import SENT_BACK, Handles
 
 _ZEROS_AT_ONCE = 4 << 20
-"""So many bytes of a range that becomes zero are written before others run."""
+"""How many bytes of a range are set to zero before other tasks may run."""
 PATIENCE_S = 1.0
-"""Longest wait for an open on its way; the kernel comes back at once, if it comes."""
+"""The longest wait for an open that is repeated, in seconds; the kernel repeats it at once, if at all."""
 _LOOK_S = 0.002
-"""How often it is looked whether it was there: hardly ever is anybody waited for."""
+"""The pause between two looks for such an open, in seconds; there is hardly ever one to wait for."""
 
 
 def refuse_beyond(size: int) -> None:
-    """FSError(EFBIG) for a file that no object can hold: all of it, holes too, would be sent before that is said."""
+    """Raise FSError(EFBIG) for a size that no object can have; the store would refuse it only after all was sent."""
     if size > OBJECT_MAX:
         raise FSError(errno.EFBIG)
 
 
 class Chases:
-    """Opens that lost their file to a rename, and come back for the name. A thread is one of the program that opens.
+    """Opens that lost their file to a rename, were answered with ESTALE, and are repeated by the kernel.
 
     An open reaches us as a LOOKUP and an OPEN. When a rename replaced the file in between, the answer is ESTALE, upon
-    which Linux walks the path again, once (do_filp_open). Should the name be replaced again in that moment, the program
-    would see ESTALE from open(2): so whoever replaces or removes a name lets those pass that are on their way to it.
+    which Linux walks the path again, once (do_filp_open). If the name were replaced again before that, the program
+    would see ESTALE from open(2): so a rename onto a name, or its removal, first waits for the opens to be repeated.
 
-    Who is sent back stands in the table of open files, too. The next server knows no version of a file and sends each
-    open for writing back once; one that an earlier server has sent back would see that as an error (S-58). A caller of
-    another pid namespace has the thread id 0, and is not recognised.
+    These opens are in the table of open files, too, by the thread id of the caller. The next server knows no version of
+    a file and answers each open for writing with ESTALE once; for an open that an earlier server has answered so, the
+    program would see the error (S-58). A caller of another pid namespace has the thread id 0 and is not recognised.
     """
 
     def __init__(self, core: Core) -> None:
         self._clock, self._sleep = core.loop.clock, core.loop.sleep
         self._opens, self._nodes = core.opens, core.nodes
         self._chased: dict[tuple[int, bytes], dict[int, float]] = {}
-        """By name, the threads that are on their way to it, and until when (the loop's clock) they are waited for."""
+        """By directory and name: the threads that repeat an open, and until when (loop's clock) each is waited for."""
 
     def resume(self) -> None:
-        """Those that an earlier server sent back come to this one."""
+        """Expect the opens that an earlier server answered with ESTALE to be repeated."""
         for opened in self._opens.load():
             if opened.fh & SENT_BACK:
                 self._opens.remove(opened.fh)
@@ -66,7 +64,7 @@ class Chases:
                     self.lost(node, opened.fh ^ SENT_BACK)
 
     def lost(self, node: Node, thread: int) -> None:
-        """An open of this node is sent back. Of a name that nobody has now it is not waited."""
+        """Expect an open of this node, which is answered with ESTALE, to be repeated, unless the name is free now."""
         if node.parent is None or node.name not in node.parent.children:
             return
         now = self._clock()
@@ -78,13 +76,13 @@ class Chases:
         self._opens.add(SENT_BACK | thread, node.ino, 0, "", 0)
 
     def comes_back(self, node: Node, thread: int) -> bool:
-        """Whether this thread was sent back from this name a moment ago."""
+        """Return whether an open of the node's name by this thread was answered with ESTALE a moment ago."""
         if not self._chased or not thread or node.parent is None:
             return False
         return self._clock() < self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
 
     def caught(self, node: Node, thread: int) -> None:
-        """An open of this node succeeds."""
+        """Note that an open of this node succeeds, so that this thread is not expected to repeat it any more."""
         if self._chased and node.parent is not None:
             name = node.parent.ino, node.name
             threads = self._chased.get(name, {})
@@ -94,7 +92,7 @@ class Chases:
                     del self._chased[name]
 
     async def let_pass(self, parent: Ino, name: bytes) -> None:
-        """Wait until those that are on their way to a name have opened it, or their time is over."""
+        """Wait until every expected open of a name has succeeded, or its time is over."""
         while max(self._chased.get((parent, name), {}).values(), default=0.0) > self._clock():
             await self._sleep(_LOOK_S)
         self._forget((parent, name))
@@ -106,7 +104,7 @@ class Chases:
 
 @dataclass(eq=False, repr=False)
 class Files:
-    """What open, write, truncate, fallocate, fsync, close and the last close do."""
+    """Implements open, write, truncate, fallocate, fsync, flush (each close) and release (the last close)."""
 
     _core: Core
     _resolver: Resolver
@@ -119,8 +117,8 @@ class Files:
         self.chases = Chases(self._core)
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
-        """open(2) without O_CREAT. FSError(ESTALE) sends the kernel to look the name up again; with ENOSYS it opens,
-        and flushes, files by itself from now on (S-51).
+        """open(2) without O_CREAT. Errors: FSError(ESTALE), which makes the kernel look the name up again; ENOSYS,
+        after which the kernel opens and flushes files by itself (S-51); EISDIR.
         """
         if self._core.settings.open_less:
             raise FSError(errno.ENOSYS)
@@ -132,7 +130,7 @@ class Files:
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         if node.leaving:
-            async with node.lock:  # the removal or the rename holds it to its end
+            async with node.lock:  # the removal or rename holds the lock until it ends
                 node.leaving = False
         await self._confirm(node, flags, thread)
         if flags & os.O_TRUNC:
@@ -142,9 +140,10 @@ class Files:
         return self.opened(node, flags, thread)
 
     async def _confirm(self, node: Node, flags: int, thread: int) -> None:
-        """Who opens to write sees what was closed before, whatever the kernel still believes (S-161). FSError(ESTALE).
+        """Confirm a node for an open. An open for writing has to see what any client closed before (S-161).
 
-        Of another version the kernel has to learn the size first, so it looks the name up again; that open has asked.
+        Errors: FSError(ESTALE) when the node is gone, or has another version, whose size the kernel has to learn by a
+        lookup; the open that the kernel then repeats does not ask the store again.
         """
         writes = flags & (os.O_ACCMODE | os.O_TRUNC)
         if writes and not self.chases.comes_back(node, thread):
@@ -154,16 +153,15 @@ class Files:
         else:
             lives = node.gone or await self._resolver.revalidate(node)
             if writes and lives:
-                # The upload writes the attributes too, so whoever writes must know them, also where stat does not ask.
+                # The upload writes the attributes too: a writer needs them also with `attributes: listing`.
                 await self._resolver.make_exact([node])
         if not lives:
             self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
 
     def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
-        """A handle for a node.
-
-        FSError(ESTALE) of one whose bytes nobody has kept, or whose name another client's file has by now (S-30).
+        """Open a handle for a node that is no directory.
+        Errors: FSError(ESTALE) when it is gone, and its bytes were not kept or another client has its name (S-30).
         """
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
@@ -173,7 +171,7 @@ class Files:
         self.chases.caught(node, thread)
         self._part_from_readers(node, flags)
         reading = flags & os.O_ACCMODE == os.O_RDONLY
-        # Without others, and without pages that are kept, nobody has anything of this version any more.
+        # Without other handles and cached pages, nobody has bytes of this version: the handle need not stay on it.
         bound = node.pinned and (node.handles > 0 or node.pages_valid or self._core.settings.open_less)
         node.pinned = bound or not reading
         fh = self._handles.add(node, flags)
@@ -189,17 +187,17 @@ class Files:
         may_pass = local is False and reading and alone and whole and node.size >= MIN_BYTES
         passthrough_fd = self._core.passthrough.offer(node.ino, node.version()) if may_pass else -1
         node.pinned = node.pinned or passthrough_fd >= 0
-        # Who only writes, and alone, needs none of the kernel's pages: no copy into them, and no question about a
-        # security label before the first write.
+        # A handle that is alone and only writes does without the kernel's pages: that saves a copy into them, and a
+        # request for a security label before the first write.
         uncached = alone and flags & os.O_ACCMODE == os.O_WRONLY
         return OpenReply(fh, keep, False, passthrough_fd, uncached)
 
     def _part_from_readers(self, node: Node, flags: int) -> None:
-        """Who may map a file for writing gets an inode of its own while others read it by passthrough.
+        """Give an open for reading and writing an inode of its own while others read the file by passthrough.
 
-        What is written to such a map would go to the cache file and nobody would learn of it; the readers keep the
-        version that they opened. FSError(ESTALE), upon which the kernel looks the name up again; FSError(ETXTBSY) when
-        it has unsent changes besides.
+        Such an open may map the file, and what is written to the map would go to the cache file unnoticed. The readers
+        keep their version. Errors: FSError(ESTALE), which makes the kernel look the name up again; FSError(ETXTBSY)
+        when the file has unsent changes besides.
         """
         if flags & os.O_ACCMODE != os.O_RDWR or not self._core.notifier.is_local(node.ino):
             return
@@ -213,7 +211,7 @@ class Files:
     # -- writing
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
-        """Into the staging file; at once unless the node is busy or part of a block must be fetched."""
+        """Write into the staging file; this waits only if node.lock is held or part of a block must be fetched."""
         node = self._handles.node_of(ino, fh)
         if not payload:
             return 0
@@ -237,7 +235,7 @@ class Files:
             node.lock.release()
 
     def modified(self, node: Node, *, kill_suidgid: bool = False) -> None:
-        """The staged content changed: size and times follow, and setuid and setgid may fall. node.lock is held."""
+        """Update size and times after the staged content changed; clear setuid, setgid if asked. node.lock is held."""
         staged = node.staged
         assert staged is not None
         now = self._core.clock.time_ns()
@@ -252,7 +250,7 @@ class Files:
             self._uploads.grown(node)
 
     async def truncate(self, node: Node, size: int, *, kill_suidgid: bool = False) -> None:
-        """Set the size in the staging file. node.lock is held; may fetch the last block."""
+        """Set the size of the staging file; the last block may have to be fetched. node.lock is held."""
         refuse_beyond(size)
         staged = self._uploads.stage(node) if size else await self._uploads.restart(node)
         if 0 < size < staged.size:
@@ -263,7 +261,7 @@ class Files:
         self._uploads.record(node)
 
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
-        """mode 0, KEEP_SIZE, PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE; FSError(EOPNOTSUPP) otherwise."""
+        """mode: 0, KEEP_SIZE, PUNCH_HOLE with KEEP_SIZE, ZERO_RANGE. Errors: FSError(EOPNOTSUPP) for others; EFBIG."""
         keep_size, punch, zero = mode & 1, mode & 2, mode & 16
         if mode & ~(1 | 2 | 16) or (punch and not keep_size):
             raise FSError(errno.EOPNOTSUPP)
@@ -283,7 +281,7 @@ class Files:
             self.modified(node)
 
     async def _zero(self, node: Node, staged: StagedFile, offset: int, length: int) -> None:
-        """Make a range inside the size zero, in steps that end with a block; others run in between."""
+        """Set a range inside the size to zero, in steps of _ZEROS_AT_ONCE; other tasks may run in between."""
         at, stop = offset, min(offset + length, staged.size)
         while at < stop:
             step = min(stop - at, _ZEROS_AT_ONCE - at % _ZEROS_AT_ONCE)
@@ -295,7 +293,7 @@ class Files:
     # -- closing
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
-        """close(2): what this handle may have written goes to the store."""
+        """close(2): send what this handle may have written or, with writeBack, have it sent later (Upkeep.close())."""
         if self._core.settings.open_less:
             raise FSError(errno.ENOSYS)
         handle = self._handles.get(fh)
@@ -305,18 +303,18 @@ class Files:
         if self._upkeep.writes_back:
             await self._upkeep.close(node)
             return
-        # Who can read may have mapped the file, and what is written to the map comes after the close.
+        # A handle that can read may have mapped the file, and what is written to the map arrives after the close.
         only_writes = handle is not None and handle.flags & os.O_ACCMODE == os.O_WRONLY
         await self._uploads.flush(node, unread=only_writes and node.handles == 1)
 
     async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None:
-        """fsync(2): the same, through any handle."""
+        """fsync(2): send what is unsent of the file, also with writeBack and through a handle that only reads."""
         node = self._handles.node_of(ino, fh)
         if node.dirty and not node.gone:
             await self._uploads.flush(node)
 
     async def release(self, ino: Ino, fh: Fh) -> None:
-        """The last close of a handle."""
+        """Drop a handle after its last close."""
         handle = self._handles.remove(fh)
         node = handle.node if handle is not None else self._core.nodes.by_ino.get(ino)
         if node is None:
@@ -324,16 +322,15 @@ class Files:
         if node.handles == 0:
             if not self._core.passthrough.returned(node.ino):
                 self._spare_pages(node)
-            # What it waits for may just be ending: then it is looked at again with the lock held.
+            # The upload that the node waits for may just be ending: _finish() looks again when it has the lock.
             left = node.lock.locked or not self._uploads.waits(node)
             if left and (node.staged is not None or node.unlinked_key):
                 await self._finish(node)
         self._core.nodes.drop_unused(node)
 
     def _spare_pages(self, node: Node) -> None:
-        """Have the kernel drop the pages of a file that is read by passthrough from now on.
-
-        Its next open drops them too, but waits for that: 0.1 s for 1 GiB.
+        """Have the kernel drop its pages of a file that the next open can read by passthrough.
+        That open would drop them too, but would have to wait for it: 0.1 s for 1 GiB.
         """
         files = self._core.passthrough
         clean = node.pages_valid and node.staged is None and not node.gone and node.size >= MIN_BYTES
@@ -342,7 +339,7 @@ class Files:
             self._core.notifier.inval_inode(node.ino)
 
     async def _finish(self, node: Node) -> None:
-        """Nobody has the file open any more: send what mmap wrote late, keep what cannot be sent, drop the rest."""
+        """After the last close of a file: send what mmap wrote late, keep what cannot be sent, drop the rest."""
         async with self._core.tree.shared(), node.lock:
             if node.handles:
                 return
@@ -363,5 +360,5 @@ class Files:
             try:
                 await self._uploads.send(node)
             except (DatastoreError, OSError):
-                return  # recorded and tried again later; nobody hears the answer to a release
+                return  # recorded and tried again later; the kernel ignores errors of a release
             await self._uploads.settle(node)

@@ -1,8 +1,7 @@
-"""The table of open files, shared by what opens, reads and writes them.
+"""The table of open files, and what a new server takes over from one that died under a live mount (S-41, S-58, S-59).
 
-And what a new server takes over from one that died under a live mount (S-41, S-58, S-59): nodes, open files with the
-version that each is on, and files that were removed while open come back from the state directory, in this order,
-before the first request is answered.
+Nodes, files that were removed while open, and open files with the version that each is on are restored from the state
+directory, in this order, before the first request is answered.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from ..tree.listing import Listed
 from ..tree.nodes import Directory, Node
 
 _UNOPENED_MAX = 1024
-"""Files read at once without an open: beyond, reading ahead begins anew."""
+"""The most handles for files that the kernel reads without an open; the oldest one goes, with its readahead."""
 SENT_BACK = 1 << 63
-"""In the table of open files, with the number of a thread: no handle, but an open that comes back for its name."""
+"""Set in a key of the table of open files that is no handle but the thread id of a repeated open (files.Chases)."""
 
 
 class Handle:
@@ -41,7 +40,7 @@ class Handle:
         self.node = node
         self.flags = flags
         self.kept = node.pages_valid
-        """The kernel had its pages when it was opened."""
+        """Whether the kernel had pages of the file at the open."""
         self.stream: ReadStream | None = None
         self.writable = flags & os.O_ACCMODE != os.O_RDONLY
 
@@ -53,14 +52,12 @@ class Handles:
         self._core = core
         self._resolver = resolver
         self._by_fh: OrderedDict[int, Handle] = OrderedDict()
-        """Where files are read without having been opened here (S-51), the inode is the handle of each, and the least
-        recently read is the first.
-        """
-        # Not one that an earlier server gave out: the kernel may still send it, and it is another file's.
+        """By handle, or by inode where the kernel opens files by itself (S-51): then the least recently read first."""
+        # No handle of an earlier server may come again: the kernel may still send it for another file.
         self._next_fh = time.time_ns()
 
     def add(self, node: Node, flags: int) -> Fh:
-        """A new handle."""
+        """Make a new handle, which is recorded in the table on disk (OpenTable), too."""
         fh = Fh(self._next_fh)
         self._next_fh += 1
         self.restore(fh, node, flags)
@@ -68,19 +65,19 @@ class Handles:
         return fh
 
     def restore(self, fh: int, node: Node, flags: int) -> None:
-        """A handle that is open, of this server or an earlier one."""
+        """Enter a handle that this server or an earlier one gave out."""
         self._by_fh[fh] = handle = Handle(node, flags)
         node.handles += 1
         node.writers += handle.writable
 
     def resume(self) -> None:
-        """What was open at a server that died goes on with its version, and what was removed then with its bytes."""
+        """Take over what was open at a server that died: each file with its version, a removed one with its bytes."""
         core = self._core
         held = [opened for opened in core.opens.load() if not opened.fh & SENT_BACK]
         open_inos = {opened.ino for opened in held}
         unsent = {row.staging for row in core.db.unsent()}
         for row in core.removed.load():
-            # With unsent bytes in the journal it was not removed yet: it has its name until the kernel asks again.
+            # With unsent bytes in the journal the removal was not done: the file has its name until that is repeated.
             if row.staging in unsent or row.ino not in open_inos or not _restore_removed(core, row):
                 core.removed.forget(row.ino)
         for opened in held:
@@ -94,14 +91,14 @@ class Handles:
                 node.pages_valid = True
 
     def unopened(self, ino: Ino) -> Handle | None:
-        """The handle for the reads of an inode that the kernel did not open here."""
+        """Return the handle for an inode that the kernel reads without an open, or None."""
         handle = self._by_fh.get(ino)
         if handle is not None:
             self._by_fh.move_to_end(ino)
         return handle
 
     def add_unopened(self, node: Node) -> Handle:
-        """Make it; the one that was used longest ago goes."""
+        """Make the handle for an inode that the kernel reads without an open; beyond the limit, drop the oldest."""
         self.restore(node.ino, node, os.O_RDONLY)
         self._core.opens.add(node.ino, node.ino, os.O_RDONLY, node.etag, node.size)
         if len(self._by_fh) > _UNOPENED_MAX:
@@ -111,11 +108,11 @@ class Handles:
         return self._by_fh[node.ino]
 
     def get(self, fh: Fh) -> Handle | None:
-        """The handle, None of one that an earlier server gave out."""
+        """Return a handle, or None if it is not in the table."""
         return self._by_fh.get(fh)
 
     def remove(self, fh: Fh) -> Handle | None:
-        """Forget a handle and stop its reading ahead."""
+        """Remove a handle, also from the table on disk, and end its readahead; return it."""
         handle = self._by_fh.pop(fh, None)
         if handle is not None:
             self._core.opens.remove(fh)
@@ -126,16 +123,16 @@ class Handles:
         return handle
 
     def opens(self) -> Counter[Ino]:
-        """How often each inode is open."""
+        """Return how many handles each inode has."""
         return Counter(handle.node.ino for handle in self._by_fh.values())
 
     def node_of(self, ino: Ino, fh: Fh) -> Node:
-        """The node of a handle, or of the inode when the handle is not one of ours. FSError(ESTALE)."""
+        """Return the node of a handle, or of the inode if the handle is not in the table. Errors: FSError(ESTALE)."""
         handle = self._by_fh.get(fh)
         return handle.node if handle is not None else self._resolver.node(ino)
 
     async def confirm(self, node: Node) -> None:
-        """Of a node of an earlier server the store must tell the version first (S-41). FSError(ESTALE)."""
+        """Ask the store for the version of an earlier server's node (S-41). Errors: FSError(ESTALE) when it is gone."""
         if await self._resolver.revalidate(node):
             await self._resolver.make_exact([node])
         elif not node.handles:
@@ -143,7 +140,7 @@ class Handles:
 
 
 def restore_nodes(core: Core) -> None:
-    """The nodes that the kernel may still ask for; the store is asked about each when it is used."""
+    """Restore the nodes that the kernel may still ask for; the store is asked about each when it is used."""
     waiting = list(core.nodelog.load().values())
     while waiting:
         rest = [record for record in waiting if not _restore_node(core, record)]
@@ -153,7 +150,7 @@ def restore_nodes(core: Core) -> None:
 
 
 def _restore_node(core: Core, record: NodeRecord) -> bool:
-    """False while its directory is not there yet."""
+    """Restore a node; return False while its directory is not restored yet."""
     parent = core.nodes.by_ino.get(record.parent)
     if not isinstance(parent, Directory):
         return False
@@ -164,7 +161,7 @@ def _restore_node(core: Core, record: NodeRecord) -> bool:
 
 
 def _restore_removed(core: Core, row: Removed) -> bool:
-    """False when its bytes are not there."""
+    """Restore a file that was removed while open; return False when its bytes are not there."""
     if not row.hidden_key and not core.removed.content(row.ino).exists():
         return False
     node = core.nodes.by_ino.get(Ino(row.ino))
@@ -189,7 +186,7 @@ def _restore_removed(core: Core, row: Removed) -> bool:
 
 
 def record_removed(core: Core, node: Node) -> None:
-    """Before the object goes: what a new server would need for those who have the file open. node.lock is held."""
+    """Record, before the object is removed, what a new server would need for the open handles. node.lock is held."""
     if node.parent is None:
         return
     row = Removed(

@@ -1,4 +1,4 @@
-"""Reads of open files and of links: from the staging file, from the version that is open (S-17, S-30, S-147)."""
+"""Reads open files and links: from the staging file, or the version that is open (S-17, S-30, S-147)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .handles import Handle, Handles
 
 Bytes = bytes | bytearray | memoryview
 _TARGETS = 10_000
-"""Link targets kept in memory: at most 40 MB, usually one."""
+"""The most link targets that are kept in memory: up to 40 MB, usually 1 MB."""
 _TRIES = 4
-"""So often is a read begun with the version that the store says it has."""
+"""How often a read is tried, each time with the version that the store has by then."""
 
 
 @dataclass(eq=False, repr=False)
 class Reading:
-    """What read, readlink and lseek answer."""
+    """Implements read, readlink and lseek."""
 
     _core: Core
     _resolver: Resolver
@@ -39,10 +39,10 @@ class Reading:
     _targets: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> Bytes:
-        """Bytes of the version that the handle is on.
+        """Return bytes of the version that the handle is on.
 
-        When that is not in the store any more, of what grew from it (S-31), or of what is there if nobody has read
-        anything (S-147); else FSError(ESTALE) (S-30).
+        If the store does not have it any more, return bytes of the version that grew from it (S-31) or, if nobody has
+        read a byte yet, of the present version (S-147). Errors: FSError(ESTALE) when there is neither (S-30).
         """
         handle = self._handles.get(fh) or self._unopened(ino)
         node = handle.node
@@ -58,12 +58,12 @@ class Reading:
             stream = self._stream(handle)
             try:
                 body = await stream.read(offset, size)
-                if node.etag == stream.version.etag:  # it may be given out; then handles stay on it (S-147)
+                if node.etag == stream.version.etag:  # from now on handles stay on the version (S-147)
                     node.pinned = True
                     return body
             except (PreconditionFailed, NotFound):
                 pass
-            async with node.lock:  # who removes or replaces the file here has kept its bytes by the end
+            async with node.lock:  # a removal or rename here holds it until the bytes are kept
                 kept = node.staged is not None or bool(node.unlinked_key)
             lives = kept or (not node.gone and await self._resolver.ask_now(node))
             if not lives and not await follow_unread(self._core, node, stream.version):
@@ -71,7 +71,7 @@ class Reading:
         raise FSError(errno.ESTALE)
 
     def _unopened(self, ino: Ino) -> Handle:
-        """The handle of an inode that the kernel opened by itself, or that an earlier server opened."""
+        """Return a handle for an inode that the kernel opened by itself, or an earlier server opened."""
         if not self._core.settings.open_less:
             return Handle(self._resolver.node(ino), os.O_RDONLY)
         handle = self._handles.unopened(ino)
@@ -86,13 +86,13 @@ class Reading:
         if stream is None or (stream.version.key, stream.version.etag) != (version.key, version.etag):
             if stream is not None:
                 stream.close()
-            elif handle.kept:  # the kernel let go of pages that it had: as if the file was opened only now
+            elif handle.kept:  # the kernel has dropped its pages: prefetch as if the file was opened now
                 self._prefetcher.opened(handle.node)
             stream = handle.stream = self._core.reader.open(version)
         return stream
 
     async def _read_filling(self, node: Node, offset: int, size: int) -> bytes | None:
-        """None when the staging file has gone meanwhile."""
+        """Fetch what is missing, then read the staging file; None when the node has none any more."""
         async with node.lock:
             staged = node.staged
             if staged is None:
@@ -101,7 +101,7 @@ class Reading:
             return staged.read(offset, size)
 
     async def readlink(self, ino: Ino) -> bytes:
-        """The target of a link; FSError(EINVAL) of anything else."""
+        """Return the target of a link. Errors: FSError(EINVAL) for any other node; ESTALE, CorruptBody."""
         node = self._resolver.node(ino)
         if not stat.S_ISLNK(node.attributes.mode):
             raise FSError(errno.EINVAL)
@@ -120,7 +120,7 @@ class Reading:
         return bytes(body)
 
     def keep_target(self, key: str, etag: str, target: bytes) -> None:
-        """Where the link of this version leads."""
+        """Keep the target of this version of a link in memory."""
         self._targets[key, etag] = target
         if len(self._targets) > _TARGETS:
             self._targets.popitem(last=False)

@@ -1,9 +1,9 @@
 """Attributes of a file and their form as user metadata of an object. Pure.
 
-The headers are s3fs's (x-amz-meta-mode, uid, gid, mtime, ctime, atime, xattr), so that either tool sees what the other
-wrote: mode is decimal with the type bits, times are seconds with nanoseconds after a dot, xattr is percent-encoded
-JSON of name -> base64. geesefs's link target (`--symlink-target`, percent-encoded) is read, never written. Metadata
-that is not ours is kept.
+The headers are those of s3fs (x-amz-meta-mode, uid, gid, mtime, ctime, atime, xattr), so that either tool sees what
+the other wrote: mode is decimal with the type bits, times are seconds with nanoseconds after a dot, xattr is
+percent-encoded JSON of name -> base64. A link target in geesefs's metadata (`--symlink-target`, percent-encoded) is
+read; links of this mount are not written so. Metadata of other tools is kept.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ...ops import NOW, SetAttr
 from ...store.base import user_metadata
 
 METADATA_MAX = 2048
-"""Bytes of user metadata, names and values together (S3 user guide, system and user metadata)."""
+"""The most bytes of user metadata, names and values together (S3 user guide, system and user metadata)."""
 DIRECTORY_TYPE = "application/x-directory"
 FILE_TYPE = "application/octet-stream"
 _KNOWN_TYPES = MimeTypes()
-"""Python's own table: the same on every machine, whatever /etc/mime.types says."""
+"""Python's own table of content types, which is the same on every machine, whatever /etc/mime.types says."""
 
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 _NO_EXTRA: Mapping[str, str] = MappingProxyType({})
@@ -35,14 +35,14 @@ _OURS = frozenset(("mode", "uid", "gid", "mtime", "ctime", "atime", "xattr"))
 _TIMES = frozenset(("mtime", "ctime", "atime"))
 _GEESEFS_TARGET = "--symlink-target"
 _TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
-"""Seconds fit the 64 bits that the kernel has for them."""
+"""Larger times in metadata are ignored: their seconds would not fit the 64 bits that the kernel has for them."""
 _TYPES = frozenset((stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK))
 _DEVICE_NUMBER = "rdev"
-"""s3fs keeps the type of a device, and not its number: it leaves this one as it is."""
+"""The name of the metadata with a device's number. s3fs writes only the type of a device, and leaves this as it is."""
 
 
 class Attributes(NamedTuple):
-    """What chmod, chown, utimensat and setxattr change. Times: nanoseconds since the epoch."""
+    """What chmod, chown, utimensat and setxattr change. Times are nanoseconds since the epoch."""
 
     mode: int
     uid: int
@@ -54,32 +54,32 @@ class Attributes(NamedTuple):
     extra: Mapping[str, str] = _NO_EXTRA
     """Metadata of other tools, kept as it is."""
     target: bytes | None = None
-    """Link target where another tool put it in the metadata."""
+    """The link target, where another tool put it in the metadata."""
     content_type: str = FILE_TYPE
 
     def as_device(self, number: int) -> Attributes:
-        """The same of a device, as mknod(2) names it."""
+        """Return these attributes with the number of a device, as mknod(2) takes it."""
         return self._replace(extra={**self.extra, _DEVICE_NUMBER: str(number)})
 
     @property
     def device(self) -> int:
-        """The number of a device, 0 of all else."""
+        """The number of a device; 0 for everything that is not a device."""
         is_device = stat.S_ISCHR(self.mode) or stat.S_ISBLK(self.mode)
         return _number(self.extra.get(_DEVICE_NUMBER), 0) if is_device else 0
 
 
 class Defaults(NamedTuple):
-    """What an object without metadata looks like."""
+    """The attributes of an object without metadata, and the group that the mount shows."""
 
     uid: int
     gid: int
     file_mode: int = 0o644
     directory_mode: int = 0o755
     group: int | None = None
-    """Everything is of this group, and the group may do what the owner may; None: as it is."""
+    """The group that everything but a link is shown with; it may do what the owner may. None: as the object says."""
 
     def of(self, kind: int, time_ns: int) -> Attributes:
-        """Attributes of an object that says nothing; kind is a type as in stat.S_IFREG."""
+        """Return the attributes of an object without metadata; kind is a file type as in stat.S_IFREG."""
         permissions, content_type = self.file_mode, FILE_TYPE
         if kind == stat.S_IFDIR:
             permissions, content_type = self.directory_mode, DIRECTORY_TYPE
@@ -89,7 +89,7 @@ class Defaults(NamedTuple):
         return self.seen(Attributes(mode, self.uid, self.gid, *times, _NONE, _NO_EXTRA, None, content_type))
 
     def seen(self, attributes: Attributes) -> Attributes:
-        """Attributes of an object as this mount shows them: for the group, if there is one."""
+        """Return an object's attributes as this mount shows them: with the group, if the mount has one."""
         if self.group is None or stat.S_ISLNK(attributes.mode):
             return attributes
         # As the kubelet does for an fsGroup on a disk, but without asking for every object.
@@ -100,18 +100,18 @@ class Defaults(NamedTuple):
 
 
 def stands_for_directory(key: str, size: int, content_type: str) -> bool:
-    """Whether an object without bytes, `dir`, is another tool's word for the directory `dir/` (S-165)."""
+    """Whether an object is empty, named `dir`, and stands for the directory `dir/`, as other tools write it (S-165)."""
     return not size and not key.endswith("/") and content_type.startswith(DIRECTORY_TYPE)
 
 
 def type_of(name: bytes) -> str:
-    """Content type of a new file, by the extension of its name; what is compressed is not what it would unpack to."""
+    """Return the content type of a new file by its extension; for a compressed file not that of what is inside."""
     return _type_of(name.lstrip(b".").partition(b".")[2])
 
 
 @lru_cache(256)
 def _type_of(ending: bytes) -> str:
-    """ending: what follows the first dot inside the name."""
+    """ending: the part of the name behind the first dot that is not at its beginning."""
     kind, coding = _KNOWN_TYPES.guess_type("./x." + ending.decode("utf-8", "replace"))
     if coding is not None:
         return "application/gzip" if coding == "gzip" else FILE_TYPE
@@ -119,7 +119,7 @@ def _type_of(ending: bytes) -> str:
 
 
 def to_metadata(attributes: Attributes) -> dict[str, str]:
-    """User metadata for an object with these attributes."""
+    """Return the user metadata of an object with these attributes."""
     mode, uid, gid, atime_ns, mtime_ns, ctime_ns, xattrs, extra, _, _ = attributes
     metadata = {**extra, "mode": str(mode), "uid": str(uid), "gid": str(gid)}
     metadata |= {"mtime": _seconds(mtime_ns), "ctime": _seconds(ctime_ns), "atime": _seconds(atime_ns)}
@@ -131,18 +131,18 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
 
 
 def without_times(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What can be said before the last write: LastModified is the time then."""
+    """Drop the times, for an upload that begins before the last write: its LastModified takes their place."""
     return {name: text for name, text in metadata.items() if name not in _TIMES}
 
 
 def metadata_size(metadata: Mapping[str, str]) -> int:
-    """Bytes that count against METADATA_MAX."""
+    """Return how many bytes count against METADATA_MAX."""
     return sum(len(name) + len(text) for name, text in user_metadata(metadata).items())
 
 
 def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, content_type: str = "") -> Attributes:
-    """Attributes of an object of which `kind` is known from its key (S_IFREG when the key says nothing more). What is
-    absent or does not parse comes from `defaults`.
+    """Return an object's attributes; what is absent or does not parse comes from `defaults`. kind: the type that the
+    key shows (S_IFREG when the key shows nothing more).
     """
     said = metadata.get
     mode = _number(said("mode"), defaults.mode)
@@ -164,7 +164,7 @@ def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, 
 
 
 def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes:
-    """Attributes after a setattr (its size is not looked at); ctime becomes now."""
+    """Return the attributes after a setattr, whose size is not looked at; ctime becomes now."""
     mode = attributes.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)
@@ -178,7 +178,7 @@ def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes
 
 
 def without_suidgid(mode: int) -> int:
-    """The mode after a change by one who may not keep setuid; setgid falls only where the group may execute."""
+    """Drop setuid from a file's mode after a change by a caller that may not keep it; setgid only if S_IXGRP is set."""
     if stat.S_IFMT(mode) == stat.S_IFDIR:
         return mode
     mode &= ~stat.S_ISUID

@@ -1,7 +1,7 @@
 """What the parts of the file system share: settings, collaborators, the node table and the loop.
 
-All of it belongs to the loop: what lies between two awaits needs no lock. Order of the locks that are held across them
-(docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino).
+All of this state belongs to the event loop: code between two awaits needs no lock. Locks that are held across an await
+are taken in this order (docs/CONCURRENCY.md): tree lock, directory.listing_lock, node.lock (ascending ino).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _EACH_WIDTH = 32
-"""So many items of one call of each() are at work: half of the connections."""
+"""How many items one call of each() works on at the same time: half the number of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One mount's choices. metadata_ttl_s: how long what the store said may be believed.
-    silly_copy_bytes: a file removed while open is kept by a local copy up to this size, by a copy in the bucket above
-    (that is where a download would be felt: 64 MiB is about a second). memory_bytes: the limit of the process's
-    resident size. refuse_conflicts: an upload must replace the version that was opened. write_back_s: how long after
-    its close a file may be sent; 0: before the close returns.
-    used_bytes, used_files: what statfs shows as taken. open_less: nobody writes here; the kernel opens and closes files
-    by itself (S-51), and keeps what directories list (S-151).
+    """The settings of one mount. metadata_ttl_s: how long an answer of the store is believed. full_attributes: read an
+    object's metadata, by HEAD where no listing shows it; else attributes are defaults. silly_copy_bytes: a file removed
+    while open is kept as a local copy up to this size, and as a copy in the bucket above it (64 MiB take about a second
+    to download). memory_bytes: the limit of the process's resident size. refuse_conflicts: an upload must replace the
+    version that was opened. write_back_s: how long after its close a file may be sent; 0: before the close returns.
+    used_bytes, used_files: what statfs shows as taken. open_less: the mount is read-only; the kernel opens and closes
+    files by itself (S-51), and caches what directories list (S-151).
     """
 
     metadata_ttl_s: float = 1.0
@@ -62,19 +62,19 @@ class Settings:
 
 
 class TreeLock:
-    """Uploads share it, and the rename of a directory takes it alone: keys must not change while bytes go to them.
-    In the order of asking: who waits for exclusive keeps newcomers out. Waits have no deadline of their own: whoever
-    holds it waits for the store, which is bounded.
+    """A shared lock for uploads and changes of names, exclusive for the rename of a directory: a key must not change
+    while bytes are sent to it. It is granted in the order of asking: a task that waits for exclusive() keeps later ones
+    out. Waiting has no deadline of its own: the holders wait for the store only, whose calls have one.
     """
 
     def __init__(self) -> None:
         self._gate = Lock()
-        """Held by who is exclusive, also while he waits for those that share."""
+        """The exclusive task holds this lock, also while it waits for the tasks that share."""
         self._sharing = 0
         self._unshared: Future[None] | None = None
 
     def shared(self) -> TreeLock:
-        """For `async with`: keys stay as they are meanwhile. Not to be nested."""
+        """Enter this with `async with`: keys stay as they are inside. It must not be nested."""
         return self
 
     async def __aenter__(self) -> None:
@@ -91,7 +91,7 @@ class TreeLock:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Nobody else relies on keys meanwhile."""
+        """Enter this with `async with` to change keys: no other task relies on them inside."""
         async with self._gate:
             if self._sharing:
                 self._unshared = Future()
@@ -125,33 +125,31 @@ class Core:
     tree: TreeLock = field(default_factory=TreeLock)
 
     def log_nodes(self, nodes: Iterable[Node]) -> None:
-        """Record nodes before the kernel hears of them, and those that are no more."""
+        """Record nodes before the kernel is told of them, and the dropped nodes since the last call."""
         dropped, self.nodes.dropped = self.nodes.dropped, []
         self.nodelog.append(_records(nodes), dropped)
 
     def rewrite_nodelog(self) -> None:
-        """Record what the kernel has, and nothing else."""
+        """Write the log of node ids anew, with only the nodes that the kernel has a reference to."""
         nodes = [node for node in self.nodes.by_ino.values() if node.nlookup]
-        # Of two nodes of one name the one that is gone has to come first (NodeTable.restore).
+        # When two nodes had one name, the one that is gone has to come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
 
     async def remove(self, key: str) -> None:
-        """Delete an object, and what is known of it. StoreError."""
+        """Delete an object, and forget its attributes. Errors: StoreError."""
         await self.store.delete(key)
         self.known.forget(key)
 
     async def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """The same of several; those that the store kept. StoreError."""
+        """Delete objects and forget their attributes; return those that the store kept. Errors: StoreError."""
         failures = await self.store.delete_many(keys)
         for key in keys:
             self.known.forget(key)
         return failures
 
     async def each(self, call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-        """call(item) for all, side by side, of many not all at once; results in order. The first error is raised when
-        all have ended.
-        """
+        """Await call(item) for all, some at a time; results in order. The first error is raised when all have ended."""
         return await each(call, items, _EACH_WIDTH)
 
 

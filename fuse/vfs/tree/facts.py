@@ -1,7 +1,7 @@
 """What is known of a node: the version of its object, its attributes, and when the store confirmed them.
 
-Only this module changes that. Each function is one reason: the store has listed the object or answered a HEAD, this
-mount has written it or changed its attributes, or the store must be asked again.
+Only this module changes these fields. Each function stands for one reason: the store has listed the object or answered
+a HEAD, this mount has written the object or changed its attributes, or the store must be asked again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .nodes import NEVER, Directory, Node
 
 _SECOND_NS = 1_000_000_000
 _NOT_SAID = Attributes(0, 0, 0, 0, 0, 0)
-"""Of a node that is being made."""
+"""The attributes of a node while adopted() makes it."""
 
 # -- the store said it
 
 
 def adopted(core: Core, parent: Directory, name: bytes, shown: Listed, checked_at: float) -> Node:
-    """Make the node of a name that a listing or a probe shows. The name has none."""
+    """Make the node of a name that a listing or a probe shows. The name must have no node yet."""
     node = core.nodes.add(parent, name, shown, _NOT_SAID)
     node.asked_at = checked_at
     _follow_listing(core, node)
@@ -35,9 +35,9 @@ def adopted(core: Core, parent: Directory, name: bytes, shown: Listed, checked_a
 
 
 def listed(core: Core, node: Node, shown: Listed, checked_at: float) -> None:
-    """A listing or a probe shows the object of a node, of this version or another."""
+    """Take in that a listing or a probe shows the object of a node, in the known version or another one."""
     if isinstance(node, Directory) and core.settings.full_attributes:
-        # A listing tells that it is there, but not whether its marker's attributes are still the same.
+        # A listing shows that the directory exists, but not whether the attributes of its marker are still the same.
         return
     known_at = node.checked_at
     node.asked_at, node.told = max(known_at, checked_at), None
@@ -53,7 +53,7 @@ def listed(core: Core, node: Node, shown: Listed, checked_at: float) -> None:
 
 
 def listed_itself(core: Core, directory: Directory, listing: Listing) -> None:
-    """Its own listing tells of a directory what a HEAD would: that it has no marker, or one that is known."""
+    """Take a directory's attributes from its own listing, if that shows no marker or one whose metadata is known."""
     own = listing.own
     if own is None:
         if listing.entries and not listing.marker and directory.parent is not None:
@@ -68,7 +68,7 @@ def listed_itself(core: Core, directory: Directory, listing: Listing) -> None:
 
 
 def recalled(core: Core, node: Node) -> None:
-    """Take the attributes of the node's version from memory, if it has them. Unsent changes stay."""
+    """Take the attributes from AttributeMemory (the defaults, without full attributes). Unsent changes stay."""
     if node.dirty:
         return
     if not core.settings.full_attributes:
@@ -82,7 +82,7 @@ def recalled(core: Core, node: Node) -> None:
 
 
 def headed(core: Core, node: Node, info: ObjectInfo) -> None:
-    """The store answered a HEAD of the node's object; of a directory also of one that stands for it (S-165)."""
+    """Take in a HEAD of the node's object; for a directory also of an object `dir` that stands for it (S-165)."""
     if isinstance(node, Directory):
         node.marker = info.key == node.key
         node.etag, node.size = info.etag, 0
@@ -98,7 +98,7 @@ def headed(core: Core, node: Node, info: ObjectInfo) -> None:
 
 
 def without_marker(core: Core, directory: Directory, checked_at: float) -> None:
-    """The store has entries of a directory, and no object for the directory itself."""
+    """Take in that the store has entries of a directory, and no object for the directory itself."""
     own = directory.attributes
     defaults = core.settings.defaults.of(directory.listed_kind, own.mtime_ns)
     directory.attributes = defaults._replace(ctime_ns=own.ctime_ns, atime_ns=own.atime_ns)
@@ -107,7 +107,7 @@ def without_marker(core: Core, directory: Directory, checked_at: float) -> None:
 
 
 def replaced(core: Core, node: Node, etag: ETag, size: int, mtime_ns: int) -> None:
-    """Another client wrote this version; its attributes are not known yet."""
+    """Take in that another client wrote this version; its attributes are not known yet."""
     if etag != node.etag:
         node.pages_valid = False
     if node.nlookup:
@@ -121,7 +121,7 @@ def replaced(core: Core, node: Node, etag: ETag, size: int, mtime_ns: int) -> No
 
 
 def written(core: Core, node: Node, result: WriteResult, *, attrs_valid: bool = True) -> None:
-    """This mount wrote or copied the object. attrs_valid: its attributes are the node's; else the store is asked."""
+    """Take in that this mount wrote or copied the object. attrs_valid False: ask the store for its attributes."""
     if not isinstance(node, Directory):
         node.etag, node.mtime_ns = result.etag, result.mtime_ns or core.clock.time_ns()
         core.opens.moved_on(node.ino, node.etag, node.size)
@@ -131,15 +131,15 @@ def written(core: Core, node: Node, result: WriteResult, *, attrs_valid: bool = 
 
 
 def edited(node: Node, attributes: Attributes, size: int | None = None) -> None:
-    """Attributes changed here; the store learns of them with the content, or never. size: the content changed too."""
+    """Set attributes that this mount changed; the caller sees to sending them. size: the new size after a write."""
     node.attributes = attributes
     if size is not None:
         node.size = size
 
 
 def held(node: Node, size: int, etag: ETag, attributes: Attributes | None = None) -> None:
-    """The node has this version by our own account: it is not sent yet, is at another key, or a new server resumes it.
-    attributes: those of that version, if they are known.
+    """Give the node a version without asking the store: it is not sent yet, is at another key, or was open in an
+    earlier server. attributes: those of that version, if they are known.
     """
     node.size, node.etag = size, etag
     if attributes is not None:
@@ -147,7 +147,7 @@ def held(node: Node, size: int, etag: ETag, attributes: Attributes | None = None
 
 
 def doubted(node: Node, *, attributes: bool = False) -> None:
-    """The store is asked before any of this is believed again. attributes: they are those of another version."""
+    """Have the store asked before the node is believed again. attributes: its attributes are of another version."""
     node.asked_at = node.made_at = NEVER
     node.told = None
     node.attrs_valid = node.attrs_valid and not attributes
@@ -157,16 +157,16 @@ def doubted(node: Node, *, attributes: bool = False) -> None:
 
 
 def _take_listed(core: Core, node: Node, shown: Listed) -> None:
-    """A listing shows the version that the node has: the attributes come with it (S-129), or from memory."""
+    """Take the attributes from a listing that shows the node's version and its metadata (S-129), else from memory."""
     if shown.said is None or not core.settings.full_attributes:
         recalled(core, node)
         return
     metadata, content_type = unpacked(shown.said)
-    # A HEAD tells times in seconds, and so does a listing that stands for one.
+    # A HEAD gives whole seconds; a listing that replaces it has to give the same time.
     node.mtime_ns = shown.mtime_ns // _SECOND_NS * _SECOND_NS
-    if not stands_for_directory(node.tail, node.size, content_type):  # else a HEAD tells
+    if not stands_for_directory(node.tail, node.size, content_type):  # else the node waits for a HEAD
         _describe(core, node, metadata, content_type)
-        # A listing that shows no metadata any more is not to be believed beside it.
+        # A later listing without metadata must not confirm these attributes.
         node.racy = True
 
 
@@ -176,7 +176,7 @@ def _describe(core: Core, node: Node, metadata: Mapping[str, str], content_type:
     of_kind = defaults.of(node.listed_kind, node.mtime_ns)
     attributes = defaults.seen(from_metadata(metadata, node.listed_kind, of_kind, content_type))
     if isinstance(node, Directory) and node.attrs_valid:
-        # Times move when entries come and go, which no marker records: the newest that we saw.
+        # A directory's times change with its entries, and no marker records that: keep the newest time seen.
         own = node.attributes
         mtime_ns, ctime_ns = max(own.mtime_ns, attributes.mtime_ns), max(own.ctime_ns, attributes.ctime_ns)
         attributes = attributes._replace(mtime_ns=mtime_ns, ctime_ns=ctime_ns)
@@ -186,14 +186,14 @@ def _describe(core: Core, node: Node, metadata: Mapping[str, str], content_type:
 
 
 def _follow_listing(core: Core, node: Node) -> None:
-    """From now on what confirms the listing above confirms this node as well, if that shows its version. With full
-    attributes not a directory: a listing tells that it is there, but nothing of its marker.
+    """Let whatever confirms the parent's listing confirm this node as well, if the listing shows the node's version.
+    With full attributes this does not hold for a directory, because the listing shows nothing of its marker.
     """
     listing = node.parent.listing if node.parent is not None else None
     shown = listing.entries.get(node.name) if listing is not None else None
     if listing is None or shown is None or shown.tail != node.tail:
         return
-    # Of one that may have changed within that second it counts only where it shows the attributes, too.
+    # A racy version may have changed within its second: the listing counts only if it shows the attributes, too.
     whole = node.is_version(shown) and (shown.said is not None or not node.racy)
     if not core.settings.full_attributes if isinstance(node, Directory) else whole:
         node.told = listing.stamp_of(shown.tail)

@@ -1,4 +1,4 @@
-"""Whether a version of an object is an earlier one with more at its end (docs/SEMANTICS.md S-31, S-147)."""
+"""Finds out whether a version of an object is an earlier one with bytes appended (docs/SEMANTICS.md S-31, S-147)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .core import Core
 from .nodes import Node
 
 TAIL_CHECK = 65536
-"""Bytes before the old end that must be unchanged for a grown object to count as appended to."""
+"""How many bytes before the old end must be unchanged for a larger object to count as appended to."""
 DIGEST_CHECK = 8 << 20
-"""Up to this size an ETag that is an MD5 (of what came in one unencrypted PUT) tells when the old end is not held."""
+"""The largest old version whose ETag, an MD5 after one unencrypted PUT, is compared where its end is not held here."""
 UNREAD_CHECK = 256 << 20
-"""The same for who would get an error otherwise: what he reads next is fetched with it."""
+"""The same limit for a reader that would get ESTALE otherwise; the check fetches bytes that are read next anyway."""
 _MD5 = re.compile("[0-9a-f]{32}")
 _STEP = 32 << 20
-"""So much is in memory at once."""
+"""How many bytes are fetched and hashed at once."""
 
 
 async def grew(core: Core, old: ObjectVersion, new: ObjectVersion) -> bool:
-    """Asks the store for the new version's bytes. StoreError."""
+    """Whether `new` is `old` with bytes appended; this fetches bytes of the new version. Errors: StoreError."""
     start = max(0, old.size - TAIL_CHECK)
     held = core.reader.held(old, start, old.size)
     if held is None and old.size > DIGEST_CHECK:
@@ -38,15 +38,15 @@ async def grew(core: Core, old: ObjectVersion, new: ObjectVersion) -> bool:
 
 
 async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
-    """Whether a node of which nobody has read a byte, and that lost its name to another version, goes on with that:
-    it only grew (S-147). Its own readers wait for that, and nobody who lists the directory. StoreError.
-    old: the version that was to be read. node.lock is not held.
+    """Move a node that lost its name to a newer version on to that version, if it only grew and nobody has read a byte
+    of the node (S-147); return whether the node has moved on. Only the node's readers wait for this, no lister of the
+    directory. old: the version that was to be read. The caller must not hold node.lock. Errors: StoreError.
     """
     if not 0 < old.size <= UNREAD_CHECK:
         return False
     async with node.lock:
         if node.version() != old:
-            return True  # another reader was here
+            return True  # another reader has moved the node on
         if node.pinned or not node.lost or node.staged is not None:
             return False
         try:
@@ -65,7 +65,7 @@ async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
 
 
 async def _begins_with(core: Core, new: ObjectVersion, old: ObjectVersion) -> bool:
-    """Whether the beginning of a version has the ETag of an older one that came in one unencrypted PUT."""
+    """Whether the beginning of `new` has the MD5 that is the ETag of `old`; False if that ETag is no MD5."""
     if not _MD5.fullmatch(old.etag):
         return False
     digest = md5(usedforsecurity=False)

@@ -1,7 +1,7 @@
-"""What a listing of one directory level says: entries by local name. Pure.
+"""The listing of one directory level: its entries by local name. Pure.
 
 Rules (docs/SEMANTICS.md S-03, S-06, S-36, S-37): a common prefix is a directory; `x.rclonelink` is the link `x` unless
-`x` is there as well; an object beside a directory of its name is shown under another name; the marker of the directory
+`x` exists as well; an object beside a directory of its name is shown under another name; the marker of the directory
 itself is no entry.
 """
 
@@ -24,8 +24,8 @@ _end_of = attrgetter("end")
 
 
 class Listed(NamedTuple):
-    """One entry. kind: S_IFREG, S_IFDIR or S_IFLNK as the key tells; tail: what its key adds to the directory's prefix.
-    size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
+    """One entry of a listing. kind: S_IFREG, S_IFDIR or S_IFLNK, as the key shows. tail: the part of the key behind the
+    directory's prefix. size, etag, mtime_ns are 0, '' and 0 for directories. said: see ListedObject.
     """
 
     kind: int
@@ -37,7 +37,7 @@ class Listed(NamedTuple):
 
 
 class Stamp:
-    """When something was last confirmed (monotonic seconds), for all who were told at once."""
+    """When the store last confirmed a listing or a page (monotonic seconds), shared by all nodes that it shows."""
 
     __slots__ = ("at",)
 
@@ -45,28 +45,28 @@ class Stamp:
         self.at = at
 
     def confirmed(self, when: float) -> None:
-        """The store showed the same when it was asked at `when`."""
+        """Note that the store showed the same when it was asked at `when`."""
         self.at = max(self.at, when)
 
 
 class Span(Stamp):
-    """One page of a listing: the tails that it tells of, and when the store last showed it."""
+    """One page of a listing: the range of tails that it covers, and when the store last showed it."""
 
     __slots__ = ("after", "asking", "digest", "end", "upto", "wanted_at")
 
     def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
         super().__init__(at)
         self.after = after
-        """It tells of what comes after this one ..."""
+        """The page covers the tails behind this one ..."""
         self.upto = upto
-        """... up to this one; '' on the last page: of all others."""
+        """... up to this one; '' on the last page, which covers all that follow."""
         self.end = key_bytes(upto)
         self.digest = digest
-        """The store can be asked whether it is still so; b"": it can't, or we changed a name in it."""
+        """The page's digest, to ask the store whether it is unchanged; b"": unknown, or this mount changed a name."""
         self.wanted_at = 0.0
-        """When a name in it was last looked up, it being too old to be believed."""
+        """When a name of the page was last looked up while the page was too old (monotonic seconds)."""
         self.asking = Lock()
-        """Held while it is asked for by itself, so that it is asked for once."""
+        """Held while the page is asked for by itself, so that it is asked for once."""
 
 
 @dataclass(slots=True)
@@ -77,54 +77,54 @@ class Listing:
     entries: dict[bytes, Listed] = field(default_factory=dict)
     marker: bool = False
     own: ListedObject | None = None
-    """The directory's marker, where `marker` says that there is one and the store told its version."""
+    """The directory's marker, if there is one (`marker`) and a listing showed its version."""
     complete: bool = True
     pages: int = 0
     spans: list[Span] = field(default_factory=list)
-    """Its pages; none where keys are not listed in the order of their bytes."""
+    """The pages in order; empty where the store does not list keys in the order of their bytes."""
     edited: bool = False
-    """We changed a name in it: the store's pages do not say it all."""
+    """Whether this mount changed a name in the listing, so that the store's pages do not show all of it."""
     number: int = 0
-    """By which its cursors are told from those of others; 0: by nothing yet."""
+    """The upper bits of the listing's readdir cursors, which tell them from those of other listings; 0: none yet."""
     cached_until: float = 0.0
-    """The kernel may go by what it keeps of it until then (monotonic seconds); 0: it may not."""
+    """Until when the kernel may use its cache of this listing (monotonic seconds); 0: it may not."""
     cached_whole: bool = False
-    """It may have kept it to its end; before that it does not go by it."""
+    """Whether the kernel may have cached the listing to its end; before that it does not use its cache."""
     stamp: Stamp = field(init=False)
-    """For the nodes that it has confirmed; moves with listed_at."""
+    """The stamp of the nodes that the listing confirms; it moves with listed_at."""
 
     def __post_init__(self) -> None:
         self.stamp = Stamp(self.listed_at)
 
     def stamp_of(self, tail: str) -> Stamp:
-        """For the node of one of its entries: its page, if that says all about it."""
+        """Return the stamp for an entry's node: its page, if one page alone decides what is shown, else `stamp`."""
         return (self.span_of(tail) if len(self.spans) > 1 else None) or self.stamp
 
     def confirmed(self, when: float) -> None:
-        """The store showed the same pages when it was asked at `when`."""
+        """Note that the store showed the same pages when it was asked at `when`."""
         self.listed_at = max(self.listed_at, when)
         for stamp in (self.stamp, *self.spans):
             stamp.confirmed(when)
 
     def span_of(self, tail: str) -> Span | None:
-        """The page that says all about what a key is shown as, its directory and link; None: no single one does."""
+        """Return the page that covers all keys that decide how a tail is shown (file, link, directory); None: none."""
         first, last = self._ends_around(tail)
         return self.spans[first] if self.spans and first == last else None
 
     def told_at(self, name: bytes) -> float:
-        """When the store last said what this name is, or that it is nothing; monotonic seconds."""
+        """Return when the store last showed what this name is, or that it does not exist (monotonic seconds)."""
         span = self.span_of(segment_of(name)) if len(self.spans) > 1 and one_key(name) else None
         return self.listed_at if span is None else max(self.listed_at, span.at)
 
     def put(self, name: bytes, listed: Listed | None) -> None:
-        """We made it this, or nothing."""
+        """Enter what this mount has made of a name; None: the mount removed it."""
         before = self.entries.pop(name, None)
         if listed is not None:
             self.entries[name] = listed
         self.edit(*([one.tail for one in (before, listed) if one is not None] or (segment_of(name),)))
 
     def edit(self, *tails: str) -> None:
-        """We changed what these keys are: the store's pages do not say it all."""
+        """Note that this mount changed these keys, so that the pages with them do not show all any more."""
         self.edited = self.edited or bool(tails)
         for tail in set(tails) if self.spans else ():
             first, last = self._ends_around(tail)
@@ -132,7 +132,7 @@ class Listing:
                 span.digest = b""
 
     def add_span(self, prefix: str, page: ListPage) -> None:
-        """The next page of it."""
+        """Append the next page; drop all spans if its keys are not in the order of their bytes."""
         self.pages += 1
         if self.pages > 1 and not self.spans:
             return
@@ -151,7 +151,7 @@ class Listing:
 
 
 def ends_of(prefix: str, page: ListPage) -> tuple[str, str]:
-    """The first and the last tail of a page, by their bytes; '' and '' of an empty one."""
+    """Return the first and the last tail of a page in the order of their bytes; '' and '' for an empty page."""
     tails = [common[len(prefix) :] for common in page.common_prefixes]
     tails += [found.key[len(prefix) :] for found in page.objects]
     key = None if all(map(str.isascii, tails)) else key_bytes
@@ -161,7 +161,7 @@ def ends_of(prefix: str, page: ListPage) -> tuple[str, str]:
 def listing_of(
     prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()
 ) -> Listing:
-    """Make a listing from pages asked with `prefix` and delimiter '/'. hidden: tails that are not shown."""
+    """Make a listing from pages asked for with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
     files: list[tuple[str, ListedObject]] = []
     for page in pages:
@@ -169,7 +169,7 @@ def listing_of(
         listing.add_span(prefix, page)
         for common in page.common_prefixes:
             tail = common[len(prefix) :]
-            if tail != after and tail not in hidden:  # a server may begin with the directory that it was to go on after
+            if tail != after and tail not in hidden:  # a server may repeat the directory given in start-after
                 listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
         for found in page.objects:
             tail = found.key[len(prefix) :]
@@ -199,7 +199,7 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
 
 
 def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
-    """Show objects that stand for a directory as that (S-165), and forget those that are so no more."""
+    """Show objects that stand for a directory as directories (S-165); drop stand_ins whose version is not listed."""
     for tail, version in list(stand_ins.items()):
         name = name_of(tail)
         for shown in (name, name + BESIDE_DIRECTORY):
@@ -213,7 +213,7 @@ def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple
 
 
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
-    """Show an entry of ours under its name; a file or link that had it is shown beside, as _add_files() would."""
+    """Show this mount's entry `own` under its name; a file or link that had it gets another, as in _add_files()."""
     displaced = entries.pop(name, None)
     for other in (name + BESIDE_DIRECTORY, name.removesuffix(BESIDE_DIRECTORY)):
         if other in entries and entries[other].tail == own.tail:
@@ -225,7 +225,7 @@ def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
 
 
 def _free(entries: dict[bytes, Listed], name: bytes) -> bytes:
-    """The name, or what is shown instead when a directory or another key has it."""
+    """Return the name, or the name to show instead when a directory or another key has it."""
     while name in entries:
         name += BESIDE_DIRECTORY
     return name

@@ -1,15 +1,15 @@
-"""Local names (bytes) and segments of keys (text): a reversible translation. Pure.
+"""Translates local names (bytes) to segments of keys (text) and back. Pure.
 
-A key is the prefix of the mount and one segment a path component, joined by '/'. Most names are their own segment.
-The rest (promises S-34 to S-38 of docs/SEMANTICS.md):
+A key is the prefix of the mount and one segment for each path component, joined by '/'. Most names are equal to their
+segment. The exceptions (promises S-34 to S-38 of docs/SEMANTICS.md):
 
 - a byte that is not UTF-8 becomes the private-use character U+F000 + byte, and so does a control character, which XML
-  listings can't hold (versitygw shows them as U+FFFD), and each byte of U+FFFE and U+FFFF and of a real character of
-  that range, so that nothing is ambiguous;
+  listings can't hold (versitygw shows them as U+FFFD), and each byte of U+FFFE and U+FFFF and of a character U+F000 to
+  U+F0FF in the name itself, so that nothing is ambiguous;
 - a symbolic link `x` is the object `x.rclonelink` (rclone's --links), so a regular file whose name ends that way gets
   its last dot escaped;
-- segments that no directory entry can be named after, written by other tools ('' of `a//b`, '.', '..'), are shown with
-  their characters moved to the same range: U+F02F, U+F02E, U+F02E U+F02E;
+- segments of other tools that can't be the name of a directory entry ('' of `a//b`, '.', '..') are shown with their
+  characters moved to the same range: U+F02F, U+F02E, U+F02E U+F02E;
 - an object `a` beside objects `a/...` is shown as `a` followed by U+F000.
 """
 
@@ -18,9 +18,9 @@ from __future__ import annotations
 LINK_SUFFIX = ".rclonelink"
 BESIDE_DIRECTORY = "\uf000".encode()
 NAME_MAX = 255
-"""Bytes of a name that may be created; longer ones of other tools are shown all the same."""
+"""The most bytes of a name that may be created here; longer names of other tools are shown all the same."""
 KEY_MAX = 1024
-"""Bytes of a key (S3 user guide, object key naming)."""
+"""The most bytes of a key (S3 user guide, object key naming)."""
 
 _PRIVATE = 0xF000
 _PRIVATE_MARKS = (b"\xef\x80", b"\xef\x81", b"\xef\x82", b"\xef\x83")
@@ -30,7 +30,7 @@ _SHOWN: dict[str, bytes] = {segment: name for name, segment in _RESERVED.items()
 
 
 def segment_of(name: bytes, *, directory: bool = False) -> str:
-    """The key segment for a local name; a link adds LINK_SUFFIX. A directory can't be taken for a link."""
+    """Return the key segment for a local name; for a link the caller adds LINK_SUFFIX. A directory may end in it."""
     if name in _RESERVED:
         return _RESERVED[name]
     text = name.decode("utf-8", "surrogateescape")
@@ -42,7 +42,7 @@ def segment_of(name: bytes, *, directory: bool = False) -> str:
 
 
 def name_of(segment: str, *, directory: bool = False) -> bytes:
-    """The local name of a key segment; segment_of() gives that back unless another tool wrote an odd one."""
+    """Return the local name of a key segment. segment_of() reverses it, but for odd segments of other tools."""
     if segment in _SHOWN:
         return _SHOWN[segment]
     if segment.isascii():
@@ -54,12 +54,12 @@ def name_of(segment: str, *, directory: bool = False) -> bytes:
 
 
 def creatable(name: bytes) -> bool:
-    """Whether a name may be made by us: the reserved displays of other tools' odd segments may not."""
+    """Whether this mount may create a name: it must not be one that stands for an odd segment of another tool."""
     return name not in _RESERVED and not name.endswith(BESIDE_DIRECTORY)
 
 
 def one_key(name: bytes) -> bool:
-    """Whether only segment_of(name), as a directory, file or link, can be shown under this name."""
+    """Whether no other key than segment_of(name), as a directory, file or link, can be shown under this name."""
     return not name.endswith(LINK_SUFFIX.encode()) and not any(mark in name for mark in _PRIVATE_MARKS)
 
 

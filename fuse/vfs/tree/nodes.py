@@ -1,13 +1,12 @@
 """The nodes that the kernel knows, and how their ids are chosen. No I/O.
 
-A node id is a hash of the parent's id and the name, so the same name has the same id at the next mount; where that id
-is taken by a node that lives (another version of the same name is still open, or a collision) the next in a fixed
-sequence.
+A node id (inode number) is a hash of the parent's id and the name, so the same name has the same id at the next mount.
+Where a live node has that id (another version of the same name is still open, or a collision), a new node takes the
+next id of a fixed sequence.
 
-INVARIANT: a node is reachable by its id until its lookup count is zero, nothing holds it open and no unsent bytes
-hang on it.
+INVARIANT: a node is reachable by its id until its lookup count is zero and no handle, staging file or child needs it.
 INVARIANT: parent.children[name] is the live node of that name, or nothing; a node with `gone` is in no `children`.
-INVARIANT: `tail` of a directory ends with '/'; root's key is the mount's prefix.
+INVARIANT: the `tail` of a directory ends with '/'; the root's key is the mount's prefix.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ if TYPE_CHECKING:
 NEVER = -1e9
 """A monotonic time before all others."""
 _INO_BITS = 53
-"""Ids fit an IEEE double, so that tools which read JSON keep them."""
+"""The bits of an id, which fits an IEEE double, so that tools that read numbers from JSON do not round it."""
 
 
 class Change(NamedTuple):
-    """What we did to a name: when (monotonic seconds), and what is there since; None: nothing."""
+    """A change of a name by this mount. when: monotonic seconds; listed: what the name has been since, or None."""
 
     when: float
     listed: Listed | None
 
 
 class Node:
-    """One file, link or special file. `lock` is for whoever waits while he works on its content. What is known of its
-    object (attributes to told) is changed by facts.py only.
+    """One file, link or special file. A task that awaits something while it works on the content holds `lock`. Only
+    facts.py changes what is known of the object (the fields from `attributes` to `told`).
     """
 
     __slots__ = (
@@ -59,62 +58,63 @@ class Node:
         self.name = name
         self.tail = listed.tail
         self.listed_kind = listed.kind
-        """What the key alone says: S_IFREG, S_IFDIR or S_IFLNK."""
+        """The file type that the key alone shows: S_IFREG, S_IFDIR or S_IFLNK."""
         self.attributes = attributes
         self.attrs_valid = False
-        """attributes come from the object's metadata, of the version `etag`."""
+        """Whether `attributes` come from the object's metadata, of the version `etag`."""
         self.racy = False
-        """They were learned in the very second of that version: a later change may look the same in a listing."""
+        """Whether a listing without metadata can't confirm the attributes: they were learned or written within the
+        second of LastModified, so that a later change may look the same, or came from a listing with metadata."""
         self.size = listed.size
         self.etag = listed.etag
         """'' while no object of this file exists."""
         self.mtime_ns = listed.mtime_ns
-        """LastModified of that version."""
+        """LastModified of the version `etag`."""
         self.asked_at = NEVER
-        """Monotonic seconds at which the store last said this for itself, and not by what `told` stands for."""
+        """When the store last confirmed this node by itself, without the stamp `told` (monotonic seconds)."""
         self.made_at = NEVER
-        """Monotonic seconds at which this mount wrote the version that is known; NEVER of another client's."""
+        """When this mount wrote the known version (monotonic seconds); NEVER for a version of another client."""
         self.told: Stamp | None = None
-        """Of the listing that has confirmed all this: as long as the store shows that listing, it shows this."""
+        """The stamp of the listing or page that shows this version: what confirms the listing confirms this node."""
         self.nlookup = 0
         self.handles = 0
         self.writers = 0
-        """Those of the handles that may write."""
+        """How many of the handles may write."""
         self.moves = 0
-        """How often it was renamed."""
+        """How often the node was renamed or reattached."""
         self.changes = 0
-        """How often we changed its object, which may leave its ETag as it was."""
+        """How often this mount changed the object, which may leave its ETag as it was."""
         self.gone = False
         self.lost = False
-        """It is gone because another client took its name: a write takes the name back (the last close wins)."""
+        """Whether it is gone because another client took its name; a write takes the name back (last close wins)."""
         self.leaving = False
-        """We remove or replace it and its bytes are not kept: an open waits for the node's lock, and so for the end."""
+        """Set while this mount removes or replaces the node without keeping its bytes: an open waits for the lock."""
         self.pages_valid = False
-        """The kernel's pages, if any, are of this version."""
+        """Whether the kernel's pages, if any, are of this version."""
         self.pinned = False
-        """The kernel was given bytes of it, or somebody may write to it: open handles stay on this version (S-147)."""
+        """Whether the kernel got bytes of this version, or a handle may write: open handles stay on it (S-147)."""
         self.staged: StagedFile | None = None
         self.lock = Lock()
         self.unlinked_key = ""
-        """Where the bytes went when the name was removed while open, '' if nowhere."""
+        """The key of the copy that was made when the name was removed while open; '' if there is none."""
 
     @property
     def checked_at(self) -> float:
-        """Monotonic seconds at which the store last confirmed all this, by itself or in a listing."""
+        """When the store last confirmed this node, by itself or in a listing (monotonic seconds)."""
         return self.asked_at if self.told is None else max(self.asked_at, self.told.at)
 
     def is_version(self, seen: Listed | ObjectInfo) -> bool:
-        """Whether the store shows the version that is known. By seconds: a HEAD tells no parts of them."""
+        """Whether the store shows the known version. Times are compared by seconds: a HEAD shows no fractions."""
         return seen.etag == self.etag and seen.mtime_ns // 1_000_000_000 == self.mtime_ns // 1_000_000_000
 
     @property
     def kind(self) -> int:
-        """The file type, as stat.S_IFREG."""
+        """The file type, as in stat.S_IFREG."""
         return stat.S_IFMT(self.attributes.mode)
 
     @property
     def key(self) -> str:
-        """The object's whole key; of a directory the prefix of what is in it."""
+        """The whole key of the object; for a directory also the prefix of its entries' keys."""
         if self.unlinked_key:
             return self.unlinked_key
         key, above = self.tail, self.parent
@@ -124,17 +124,17 @@ class Node:
 
     @property
     def name_key(self) -> str:
-        """The key of its name, also when its bytes went to a hidden one."""
+        """The key that belongs to the name, also when the bytes were copied to `unlinked_key`."""
         return self.key if self.parent is None else self.parent.key + self.tail
 
     @property
     def place(self) -> tuple[int, ...]:
-        """What is another after every rename of it or of a directory above, also when the key is the old one again."""
+        """A value that differs after each rename of the node or of a directory above, even if the key is as before."""
         return (self.ino, self.moves, *(self.parent.place if self.parent is not None else ()))
 
     @property
     def asked_as(self) -> tuple[tuple[int, ...], ETag, int]:
-        """What is another when an answer about its object that was asked for before may be older than what is known."""
+        """A value to compare before and after asking the store: if it differs, the answer may be outdated."""
         return self.place, self.etag, self.changes
 
     @property
@@ -145,12 +145,12 @@ class Node:
 
     @property
     def dirty(self) -> bool:
-        """Whether bytes of it are not in the store."""
+        """Whether the node has bytes that are not in the store."""
         return self.staged is not None and self.staged.dirty
 
     @property
     def cut_off(self) -> bool:
-        """Whether another client took its name, or that of a directory above; not when we removed it ourselves."""
+        """Whether another client took its name, or that of a directory above; False if this mount removed the node."""
         node: Node = self
         while node.parent is not None:
             if node.gone:
@@ -160,27 +160,27 @@ class Node:
 
     @property
     def unknown(self) -> bool:
-        """Handed out by a server that died, and the store was not asked about it since."""
+        """Whether an earlier server made the node, and the store has not been asked about it since."""
         asked = self.attrs_valid or self.staged is not None or self.checked_at != NEVER
         return not (asked or self.gone or self.parent is None)
 
     def holds_unsent(self) -> bool:
-        """Whether bytes of it, or below it, are not in the store."""
+        """Whether the node, or a node below it, has bytes that are not in the store."""
         return self.dirty
 
     def attr(self) -> Attr:
-        """What stat shows."""
+        """Return what stat(2) shows."""
         mode, uid, gid, atime_ns, mtime_ns, ctime_ns, _, extra, _, _ = self.attributes
         device = self.attributes.device if extra else 0
         return Attr(self.ino, mode, self.size, self.nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, device)
 
     @property
     def nlink(self) -> int:
-        """Link count: one name, or none any more."""
+        """The link count: 1 while the node has its name, 0 after."""
         return 0 if self.gone else 1
 
     def as_listed(self) -> Listed:
-        """How a listing would show it."""
+        """Return the entry that a listing would have of this node."""
         return Listed(self.listed_kind, self.tail, self.size, self.etag, self.mtime_ns)
 
     def version(self) -> ObjectVersion:
@@ -203,50 +203,50 @@ class Directory(Node):
         self.listing_lock = Lock()
         """Held while the directory is listed, so that it is listed once."""
         self.listings_dropped = 0
-        """How often forget_listing() was called: a listing that was under way then is not to be believed."""
+        """How often forget_listing() was called: a listing that was requested before the last call is not used."""
         self.changed: OrderedDict[bytes, Change] = OrderedDict()
-        """Names we changed, in the order of that: a listing begun earlier does not know."""
+        """The names that this mount changed, oldest first: a listing that began earlier does not show the change."""
         self.marker = False
         """Whether the directory's marker object is known to exist."""
         self.stand_ins: dict[str, tuple[ETag, int]] = {}
-        """Tails of objects that stand for a directory of their name (S-165): the version and second of each."""
+        """Objects that stand for a directory of their name (S-165): by tail, ETag and LastModified (seconds)."""
         self.large = False
-        """More than a few pages of entries: names are looked up one by one until that has cost as much as a listing."""
+        """Whether it has more than a few pages: names are looked up alone until that took as long as a listing."""
         self.list_s = 0.0
-        """What the last whole listing took, or a guess from its first pages; seconds."""
+        """How long the last whole listing took, or a guess from its first pages; seconds."""
         self.probe_s = 0.0
-        """What single look-ups took since; seconds."""
+        """How long requests for single names have taken since then, in all; seconds."""
         self.subdirectories = -1
-        """How many there were when it was last listed; -1: it never was."""
+        """The number of subdirectories, known since the directory was first listed; -1 before."""
         self.walk: Walk | None = None
-        """How a process goes through its subdirectories, if one does."""
+        """The walk of a process through the subdirectories, if there was one."""
 
     @property
     def nlink(self) -> int:
-        """2 and one for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on it)."""
+        """2 and 1 for each subdirectory; 1, as on btrfs, while their number is not known (find(1) relies on this)."""
         return 0 if self.gone else 1 if self.subdirectories < 0 else 2 + self.subdirectories
 
     @property
     def listed_as(self) -> tuple[tuple[int, ...], int]:
-        """What is another when something that is being listed may be wrong."""
+        """A value to compare before and after a listing request: if it differs, the answer may be wrong."""
         return self.place, self.listings_dropped
 
     def forget_listing(self) -> None:
-        """What was listed, or is being listed, may be wrong."""
+        """Drop the listing, and have the answers of listing requests that are under way ignored."""
         self.listing = None
         self.listings_dropped += 1
 
     def stood_in(self) -> bool:
-        """Whether another object stands for this directory: `dir`, beside or in place of `dir/`."""
+        """Whether an object `dir` stands for this directory, beside or instead of its marker `dir/`."""
         return self.parent is not None and self.tail[:-1] in self.parent.stand_ins
 
     def has_directory(self, name: bytes) -> bool:
-        """Whether this name is a directory, as far as is known."""
+        """Whether this name is known to be a directory."""
         listed = self.listing.entries.get(name) if self.listing is not None else None
         return isinstance(self.children.get(name), Directory) or (listed is not None and listed.kind == stat.S_IFDIR)
 
     def holds_unsent(self) -> bool:
-        """Whether bytes of a file below are not in the store."""
+        """Whether a file below has bytes that are not in the store."""
         return any(child.holds_unsent() for child in self.children.values())
 
 
@@ -256,29 +256,29 @@ class NodeTable:
     def __init__(self, root_key: str, attributes: Attributes) -> None:
         self.root = Directory(ROOT_INO, None, b"", Listed(stat.S_IFDIR, root_key), attributes)
         self.root.nlookup = 1
-        self.root.attrs_valid = not root_key  # the root of a whole bucket is no object that could tell them
+        self.root.attrs_valid = not root_key  # the root of a whole bucket has no object with attributes
         self.by_ino: dict[int, Node] = {ROOT_INO: self.root}
         self.used: OrderedDict[int, Directory] = OrderedDict()
-        """Directories by the time at which they were last read or looked into, the longest ago first."""
+        """Directories by the time of their last readdir or lookup, least recently used first."""
         self.staged: set[Node] = set()
-        """Those that have a staging file, and some that had one when unsent() was last called."""
+        """The nodes with a staging file, and some that had one since unsent() was last called."""
         self.grown = 0
-        """Nodes made and entries listed since the memory in use was looked at."""
+        """How many nodes were made and entries listed since the reclaimer last checked."""
         self.dropped: list[int] = []
-        """Nodes that are no more and that the log of node ids may still have."""
+        """The ids of dropped nodes that the log of node ids may still have."""
 
     def unsent(self) -> list[Node]:
-        """Those that have a name and bytes that are not in the store; takes as long as there are staging files."""
+        """Return the nodes that have a name and bytes not in the store. The time grows with the staging files."""
         self.staged = {node for node in self.staged if node.staged is not None}
         return [node for node in self.staged if node.dirty and not node.gone]
 
     def use(self, directory: Directory) -> None:
-        """It is read, or a name is looked up in it."""
+        """Note that a directory is read, or that a name is looked up in it."""
         self.used[directory.ino] = directory
         self.used.move_to_end(directory.ino)
 
     def free_ino(self, parent: Ino, name: bytes) -> Ino:
-        """The id for a new node of this name."""
+        """Return the id for a new node of this name."""
         for turn in count():
             digest = blake2b(b"%d/%d/" % (parent, turn) + name, digest_size=8).digest()
             ino = Ino(int.from_bytes(digest, "little") >> (64 - _INO_BITS))
@@ -287,14 +287,14 @@ class NodeTable:
         return ino
 
     def shown_ino(self, parent: Directory, name: bytes) -> Ino:
-        """The id that readdir shows for a name: of its node, or the one it would get."""
+        """Return the id that readdir shows for a name: its node's, or the one that its node would get."""
         child = parent.children.get(name)
         return child.ino if child is not None else self.free_ino(parent.ino, name)
 
     def add(
         self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
     ) -> Node:
-        """Make the node of a name; the name must have none."""
+        """Make the node of a name; the name must have no node yet."""
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(ino or self.free_ino(parent.ino, name), parent, name, listed, attributes)
         self.grown += 1
@@ -303,8 +303,8 @@ class NodeTable:
         return node
 
     def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
-        """Make the node that an earlier process had; the kernel holds one reference, at least. Of two of one name the
-        later has it.
+        """Make a node that an earlier server had; the kernel has at least one reference to it. When two nodes have one
+        name, the one that is restored last gets it.
         """
         if name in parent.children:
             self.detach(parent.children[name])
@@ -318,8 +318,8 @@ class NodeTable:
         self.drop_unused(node)
 
     def reattach(self, node: Node) -> bool:
-        """Give a node that was cut off its name again, and its directories theirs; who has the name by now loses it.
-        False, and nothing has changed, when that is in use here.
+        """Give a node that was cut off its name back, and its directories theirs; the node with the name by now loses
+        it. Return False, with nothing changed, when that node has unsent bytes or is a directory.
         """
         parent = node.parent
         if parent is None or not node.cut_off:
@@ -349,12 +349,12 @@ class NodeTable:
         return True
 
     def move(self, node: Node, parent: Directory, name: bytes, tail: str) -> None:
-        """Rename. Who has the target name, because a look-up saw the copies before we were done, loses it."""
+        """Rename a node. A node that has the target name, because a lookup saw the copy too early, loses it."""
         _take_out(node)
         self._displace(parent.children.get(name), node)
         node.moves += 1
         node.parent, node.name, node.tail = parent, name, tail
-        if self.by_ino.get(node.ino) is node:  # else forgotten: nobody waits for a rename that was interrupted
+        if self.by_ino.get(node.ino) is node:  # else it was forgotten, after the rename call was interrupted
             parent.children[name] = node
 
     def _displace(self, holder: Node | None, by: Node) -> None:
@@ -363,13 +363,13 @@ class NodeTable:
             self.detach(holder)
 
     def forget(self, ino: int, nlookup: int) -> None:
-        """The kernel gives up references; unknown ids are ignored."""
+        """Take `nlookup` off a node's lookup count (FORGET); unknown ids are ignored."""
         if (node := self.by_ino.get(ino)) is not None:
             node.nlookup = max(0, node.nlookup - nlookup)
             self.drop_unused(node)
 
     def drop_unused(self, node: Node) -> None:
-        """Remove a node, and then its parents, when nothing needs them."""
+        """Remove a node, and then its parents, as far as nothing needs them."""
         current: Node | None = node
         while current is not None and current is not self.root:
             used = current.nlookup or current.handles or current.staged is not None
@@ -383,6 +383,6 @@ class NodeTable:
 
 
 def _take_out(node: Node) -> None:
-    """Its directory has the name no more, if it is this node's."""
+    """Remove a node's name from its directory, unless another node has that name."""
     if node.parent is not None and node.parent.children.get(node.name) is node:
         del node.parent.children[node.name]

@@ -1,10 +1,10 @@
 """Cache files that the kernel reads by itself: FUSE passthrough of wholly cached files (S-52).
 
-The kernel takes one way per inode while it is open, so writers that come while a file is read by passthrough come to
-us, and what they write is written to the cache file too: it has left the cache by then, and nobody else reads it so
-(an flock on the open file that the kernel holds, so that it outlives this process). After the death of a server the
-cache file can't be followed any more: opens that come then go through us, past the kernel's pages.
-Changes are made with the node's lock held.
+The kernel keeps an inode in one mode while it is open. So handles that write to a file that is read by passthrough are
+opened with direct I/O, and this server writes their bytes to the cache file too, after taking it out of the cache. No
+other mount passes the same file through: an flock on it outlives this process, because the kernel has the same open
+file description. After the death of a server the cache file can't be updated any more: later opens go through the new
+server, past the kernel's pages. Changes are made with the node's lock held.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...ops import Ino
 from ...store.base import ObjectVersion
 
 MIN_BYTES = 1 << 20
-"""Smaller files are read from the kernel's pages: OPEN and RELEASE cost more than the copy (docs/decisions)."""
+"""Smaller files are read from the kernel's pages: OPEN and RELEASE cost more than the copy saved (docs/decisions)."""
 FILES_MAX = 1024
 _STEP = 8 << 20
 
@@ -30,13 +30,13 @@ class _File:
     fd: int
     version: ObjectVersion
     changed: bool = False
-    """It has left the cache, because it has other bytes than the version."""
+    """Whether the file has left the cache, because its bytes differ from the version's."""
     right: bool = True
-    """It has the bytes that the node has."""
+    """Whether the file has the bytes that the node has."""
 
 
 class PassthroughFiles:
-    """INVARIANT: a passthrough file that is right has the content of its node, whoever changes that."""
+    """INVARIANT: a passthrough file that is `right` has its node's content, whichever client changes that."""
 
     def __init__(self, cache: BlockCache, loop: Loop) -> None:
         self._cache = cache
@@ -45,7 +45,7 @@ class PassthroughFiles:
         self._checking: set[ObjectVersion] = set()
 
     def offer(self, ino: Ino, version: ObjectVersion) -> int:
-        """A descriptor to read this version from, ours; -1 when there is none, or not yet."""
+        """Return a descriptor to read this version from, which stays ours; -1 when there is none, or none yet."""
         if version.size < MIN_BYTES or len(self._files) >= FILES_MAX or not version.etag:
             return -1
         self.returned(ino)
@@ -59,19 +59,19 @@ class PassthroughFiles:
         return fd
 
     def right(self, ino: Ino) -> bool:
-        """Whether who reads the passthrough file reads what the node has."""
+        """Whether there is a passthrough file, and it has the node's content."""
         file = self._files.get(ino)
         return file is not None and file.right
 
     def available(self, version: ObjectVersion) -> bool:
-        """Whether offer() would have a descriptor for whoever opens this version next."""
+        """Whether offer() would find a descriptor for the next open of this version."""
         fd = self._cache.open_for_passthrough(version)
         if fd is not None:
             os.close(fd)
         return fd is not None
 
     def returned(self, ino: Ino) -> bool:
-        """Nobody has the inode open any more; whether it was file. Idempotent."""
+        """Close the passthrough file of an inode, if it has one, and return whether it had one. Idempotent."""
         file = self._files.pop(ino, None)
         if file is not None:
             os.close(file.fd)
@@ -84,13 +84,13 @@ class PassthroughFiles:
         self._change(ino, lambda fd: os.ftruncate(fd, size))
 
     def zero(self, ino: Ino, offset: int, length: int) -> None:
-        """A range of the node inside its size, a few MiB at most, became zeros."""
+        """Fill a range inside the node's size, a few MiB at most, with zeros."""
         self._change(ino, lambda fd: write_fully(fd, memoryview(bytes(length)), offset))
 
     async def grow(
         self, ino: Ino, new: ObjectVersion, fetch: Callable[[ObjectVersion, int, int], Awaitable[bytes]]
     ) -> bool:
-        """Another client appended: whether the passthrough file has the new end now. Raises what fetch raises."""
+        """Append what another client appended; return whether the file has it. Errors: whatever fetch() raises."""
         file = self._files.get(ino)
         if file is None or not file.right:
             return False
@@ -98,12 +98,12 @@ class PassthroughFiles:
         for at in range(start, new.size, _STEP):
             body = await fetch(new, at, min(_STEP, new.size - at))
             if self._files.get(ino) is not file:
-                return False  # it was closed meanwhile
+                return False  # the file was closed during the fetch
             self.write(ino, at, body)
         return file.right
 
     def close(self) -> None:
-        """Let go of all; idempotent."""
+        """Close all passthrough files; idempotent."""
         for ino in list(self._files):
             self.returned(ino)
 
@@ -119,7 +119,7 @@ class PassthroughFiles:
                     raise OSError("it could not be taken out of the cache")
             change(file.fd)
         except OSError:
-            file.right = False  # no room, or a busy cache: those who open the file from now on are served by us
+            file.right = False  # no room, or a busy cache: later opens of the file are served by this server
 
     async def _check(self, version: ObjectVersion) -> None:
         await self._loop.on_disk(self._cache.verify, version)

@@ -1,8 +1,8 @@
-"""The memory limit (docs/SEMANTICS.md S-55): what is known of names is let go of, the longest unused first.
+"""Keeps the server below its memory limit (docs/SEMANTICS.md S-55): drops nodes and listings, longest unused first.
 
-Nodes stay for as long as the kernel may ask for them by id, so the kernel is asked to give up its own first. Counted is
-what there is most of, nodes and listed entries; the process's resident size is looked at as well, and is what tightens
-the limits when something else takes more than its share.
+Nodes stay for as long as the kernel may ask for them by id, so the kernel is asked to forget its references first.
+Nodes and listed entries, which take the most memory, are counted; when the process's resident size shows that
+something else takes more than its share, the limits are tightened.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 NODE_BYTES = 900
-"""Of a node with its place in two tables (measured)."""
+"""What a node takes with its place in two tables, in bytes (measured)."""
 ENTRY_BYTES = 420
-"""Of a listed entry (measured)."""
+"""What a listed entry takes, in bytes (measured)."""
 ATTRIBUTES_BYTES = 1400
-"""Of the metadata of one version that memory has before the database (measured)."""
+"""What the metadata of one version takes in the cache before the database, in bytes (measured)."""
 BASE_BYTES = 120 * MIB
-"""What the interpreter, the libraries and the threads take."""
+"""What the interpreter, the libraries and the threads take, in bytes."""
 _TICK_S = 0.25
 _GROWN = 5000
-"""So many new nodes and entries are worth a look."""
+"""How many new nodes and listed entries there must be before their share is checked."""
 _TRIMMED = 0.75
-"""How much of its share stays when something is let go of, so that it is not done all the time."""
+"""Trimming stops at this fraction of the share, so that it does not begin again at once."""
 _PRESSED, _RELAXED = 0.85, 0.7
-"""Shares of the memory limit: above the first the limits are tightened, below the second they are as they were."""
+"""Fractions of the memory limit: above the first the shares are tightened, below the second they are normal again."""
 _IDLE_S = 5.0
-"""What the kernel does not have is let go of when nobody asked for it for so long."""
+"""A node that the kernel has no reference to is dropped when the store last confirmed it longer ago than this."""
 _DROPPED_MAX = 4096
 _AT_ONCE = 1000
-"""So many directories and entries are gone through before others run."""
+"""How many directories and entries are gone through before other tasks may run."""
 _LOG_SLACK = 5000
 _LOG_RATIO = 4
-"""The log of node ids is written anew above this many records for each node, and so many besides."""
+"""The log of node ids is rewritten when it has more than _LOG_RATIO records for each node and _LOG_SLACK besides."""
 
 
 class Shares(NamedTuple):
-    """What the limit leaves to whom, bytes. The rest is for what is on its way to the store and for fragments."""
+    """How the memory limit is divided. The rest is for bytes on their way to the store and for fragmentation."""
 
     names: int
-    """Nodes and listings."""
+    """Bytes for nodes and listings."""
     pieces: int
-    """Bytes of objects, read ahead or just read."""
+    """Bytes for the contents of objects, read ahead or just read."""
     attributes: int
-    """How many objects' metadata memory has before the database; a number."""
+    """For how many objects (a number, not bytes) the metadata is cached in memory before the database."""
 
     @classmethod
     def of(cls, limit_bytes: int) -> Shares:
-        """The shares of a limit; of one below the base size everything is as small as it can be."""
+        """Divide a limit: what exceeds BASE_BYTES, but at least a quarter of the limit."""
         free = max(limit_bytes - BASE_BYTES, limit_bytes // 4)
         return cls(free * 4 // 10, min(128 * MIB, free * 3 // 10), free // 10 // ATTRIBUTES_BYTES)
 
 
 def resident_bytes() -> int:
-    """The process's resident size. OSError."""
+    """Return the process's resident size in bytes. Errors: OSError."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def holdings(core: Core) -> dict[str, int]:
-    """What the memory is taken by, as far as it is counted: the process's and the pieces' bytes, and numbers."""
+    """Return what takes memory: the process and the contents of objects in bytes, the rest as numbers of items."""
     return {
         "resident": resident_bytes(),
         "pieces": core.reader.table.held_bytes,
@@ -82,7 +82,7 @@ def holdings(core: Core) -> dict[str, int]:
 
 
 class MemoryReclaimer:
-    """Looks a few times a second. stop() is idempotent."""
+    """Checks the memory a few times a second, and trims what exceeds its share. stop() is idempotent."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -95,7 +95,7 @@ class MemoryReclaimer:
         self._core.loop.every(_TICK_S, self._tick)
 
     async def stop(self) -> None:
-        """End, after the look that is under way."""
+        """End, after waiting for the check that is under way."""
         self._core.loop.never(self._tick)
         if self._looking is not None:
             with suppress(Exception):  # it is logged
@@ -112,7 +112,7 @@ class MemoryReclaimer:
             log.error(f"the memory could not be looked after: {error}")
 
     async def look(self, resident: int) -> None:
-        """Let go of what is too much; resident: the process's size, bytes."""
+        """Check once, and drop what exceeds its share. resident: the process's resident size in bytes."""
         nodes = self._core.nodes
         pressed = resident > self._ceiling * (_RELAXED if self._pressed else _PRESSED)
         if pressed != self._pressed:
@@ -123,7 +123,7 @@ class MemoryReclaimer:
             await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
         if len(nodes.dropped) >= _DROPPED_MAX:
             self._core.log_nodes(())
-        # The log of node ids says what the kernel has, not what it ever had.
+        # The log of node ids is to hold what the kernel has now, not what it ever had.
         if self._core.nodelog.records > _LOG_RATIO * len(nodes.by_ino) + _LOG_SLACK:
             self._core.rewrite_nodelog()
 
@@ -144,7 +144,7 @@ class MemoryReclaimer:
             await core.loop.on_disk(_give_back)
 
     def _shed(self, directory: Directory) -> int:
-        """Let go of a directory's listing and entries; bytes that become free."""
+        """Drop a directory's listing and unused nodes, and ask the kernel to forget others; return the bytes freed."""
         core = self._core
         freed = 0
         held: list[Held] = []
@@ -169,12 +169,12 @@ class MemoryReclaimer:
 
 
 def _listed(directories: Iterable[Directory]) -> int:
-    """Entries that are held in listings."""
+    """Return how many entries the listings of these directories hold."""
     return sum(len(one.listing.entries) for one in directories if one.listing is not None)
 
 
 def _give_back() -> None:
-    """What malloc holds free goes back to the system; a C library other than glibc has no call for that."""
+    """Give memory that malloc holds free back to the system; only glibc has a call for that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""How far a process came among the subdirectories of one directory, and which pages told of them. No I/O."""
+"""Follows a process through the subdirectories of one directory, and remembers the pages that listed them. No I/O."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .listing import Listed, Listing, Stamp
 from .nodes import NEVER, Directory, Node
 
 _STREAK = 3
-"""So many directories in order make a walk."""
+"""How many directories must be read in order to make a walk."""
 _PAUSE_S = 10.0
-"""A walk that rests for longer has ended."""
+"""A walk without a step for longer than this has ended."""
 _JUMP = 1000
-"""How far apart the directories may be that are still asked for: a page has told of those between them."""
+"""The most places from one step to the next: the directories between them were listed by a page already."""
 _SIBLINGS_MAX = 10_000
 """Directories with more subdirectories are not followed: their index would cost more than it saves."""
 _ABREAST = 8
-"""Pages that are known already and asked for again side by side."""
+"""The most known pages that are asked for again side by side."""
 _AHEAD = 4
-"""Pages that are asked for ahead, side by side."""
+"""The most pages that are asked for ahead, side by side."""
 _PAGE_KEYS = 1000
 _FILL = 0.9
-"""Of a page that ends with the directory wanted: what is left over for directories larger than those before."""
+"""The planned fraction of a page; the rest is room for directories that are larger than the average so far."""
 _SOON = 0.5
-"""Of the time that a listing is believed: what is read later than that is not asked for ahead."""
+"""The fraction of a listing's time to live within which a directory must be read to be asked for ahead."""
 
 
 class WalkPage(NamedTuple):
-    """A page that was. max_keys: as it was asked for; told: the directories that it listed, and their stamps."""
+    """A page received. max_keys: as it was asked for; told: the directories that it listed, and their stamps."""
 
     max_keys: int
     digest: bytes
@@ -39,7 +39,7 @@ class WalkPage(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """A page that was asked for ahead. first, last: the directories that it should tell of, by their places."""
+    """A page asked for ahead. first, last: the directories that it should list, by their places (see Walk)."""
 
     first: int
     last: int
@@ -47,7 +47,7 @@ class Coming(NamedTuple):
 
 
 class Walk:
-    """How far a process came among the subdirectories of one directory."""
+    """A process's walk through the subdirectories of one directory, whose places are their indices in key order."""
 
     __slots__ = (
         "_index", "_last", "_last_at", "_of", "_soon", "_tails", "coming", "keys_each", "max_keys", "off_until",
@@ -61,21 +61,21 @@ class Walk:
         self._last = -1
         self._last_at = NEVER
         self.step = 1
-        """1 or -1: onwards or backwards."""
+        """The direction of the walk: 1 in the order of keys, -1 backwards."""
         self.streak = 0
         self.keys_each = float(_PAGE_KEYS)
-        """Keys that a directory was seen to have, on average."""
+        """The average number of keys of a directory on the last page."""
         self.max_keys = _PAGE_KEYS
-        """What can be used before it is too old, at the pace of the walk."""
+        """How many keys to ask for: as many as the walk reads before they are too old, at its pace."""
         self.off_until = NEVER
         self._soon = 0
-        """Directories that will be read before what is asked for now is too old."""
+        """How many directories the walk reads before an answer of now is too old."""
         self.coming: list[Coming] = []
         self.pages: OrderedDict[str, WalkPage] = OrderedDict()
-        """By the tail that they began after."""
+        """The pages received, by the tail that they were asked for after."""
 
     def follow(self, parent: Directory, tail: str, now: float, ttl_s: float) -> bool:
-        """A directory is to be listed: whether it is one of a walk, and some more will be read within ttl_s."""
+        """Note that `tail` is to be listed; return whether this is a walk that reads _STREAK more in _SOON * ttl_s."""
         listing = parent.listing
         if listing is not None and listing is not self._of:
             self._of = listing
@@ -99,8 +99,8 @@ class Walk:
         return self.streak >= _STREAK and soon >= _STREAK
 
     def starts(self, tail: str) -> list[str]:
-        """What to ask for a directory of a walk: where pages begin, the one that tells of it first. Nothing when the
-        directory above was listed without it meanwhile.
+        """Return the tails after which the pages to ask for begin; first the page that lists this directory. Empty when
+        the parent's listing does not have the directory any more.
         """
         at = self._index.get(tail)
         if at is None:
@@ -114,14 +114,14 @@ class Walk:
         return starts[first : first + _ABREAST]
 
     def awaited(self, tail: str) -> list[Coming]:
-        """What was asked for ahead and has to be waited for, or is here; the others stay."""
+        """Take out of `coming` the pages that should list this directory, and those that have arrived."""
         at = self._index[tail]
         wanted = [one for one in self.coming if one.first <= at <= one.last or one.page.done]
         self.coming = [one for one in self.coming if one not in wanted]
         return wanted
 
     def beyond(self, tail: str) -> list[tuple[int, int, str]]:
-        """What to ask for ahead now that a page told of a directory: first and last directory, and where it begins."""
+        """Return the pages to ask for ahead of this directory's: first and last place, and start (as of starts())."""
         told = next((page.told for page in self.pages.values() if any(one.tail == tail for one, _ in page.told)), ())
         places = [self._index[one.tail] for one, _ in told if one.tail in self._index]
         each = max(1, int(self.max_keys * _FILL / max(self.keys_each, 1.0)))

@@ -1,1 +1,1 @@
-"""The way of changed files to the bucket."""
+"""Sends changed files to the bucket."""

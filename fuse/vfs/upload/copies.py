@@ -1,4 +1,4 @@
-"""Copies on the server, of objects of any size, and of all below a prefix."""
+"""Copies on the server: of one object of any size, and of all objects below a prefix."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 COPY_OBJECT_MAX = 5 << 30
 """Largest object that CopyObject takes (S3 API reference)."""
 DELETE_MAX = 1000
-"""Keys of one bulk delete (S3 API reference, DeleteObjects)."""
+"""The most keys of one bulk delete (S3 API reference, DeleteObjects)."""
 _PARTS_ABREAST = 32
-"""Of one copy: half of the connections."""
+"""How many parts of one object are copied at the same time: half the number of connections."""
 _SECOND_NS = 1_000_000_000
 
 
 async def copy_object(
     core: Core, source: ObjectVersion, target: str, replace: WriteOptions | None = None
 ) -> WriteResult:
-    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. PreconditionFailed, NotFound."""
+    """Copy one version to a key, in parts above 5 GiB; replace: new metadata. Errors: PreconditionFailed, NotFound."""
     if source.size <= COPY_OBJECT_MAX:
         return await core.store.copy(source.key, target, replace=replace, if_source_match=source.etag)
     if replace is None:
@@ -64,9 +64,8 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """Copies of every object below a prefix to another, side by side; `made` has them by new key.
-
-    subject: which objects are meant; None: all.
+    """Copies every object below a prefix to another prefix, many at a time; `made` has the copies by new key.
+    subject: which objects to copy; None: all.
     """
 
     def __init__(self, core: Core, old_prefix: str, new_prefix: str, subject: Subject | None = None) -> None:
@@ -76,12 +75,11 @@ class Copies:
         self._new = new_prefix
         self.made: dict[str, Copy] = {}
         self._begun: dict[str, ListedObject] = {}
-        """By new key, what a copy was asked for; of those that are not made nobody knows."""
+        """By new key, the objects whose copy was begun; for those that are not in `made`, no answer came."""
 
     async def make(self, page: ListPage | None = None, *, keep_newer: bool = False) -> None:
-        """Copy what there is. page: the first one, where it is known.
-
-        keep_newer: what was written to the new place since an earlier attempt stays there.
+        """Copy the objects. page: the first page of their listing, where it is known.
+        keep_newer: keep what was written below the new prefix since an earlier attempt.
         """
         page = page or await self._core.store.list_page(self._old)
         while True:
@@ -91,7 +89,7 @@ class Copies:
             page = await self._core.store.list_page(self._old, token=page.next_token)
 
     async def undo(self, *, keep_marker: bool) -> None:
-        """Remove the copies, as far as the store lets us; what stays is logged. keep_marker: it was there before."""
+        """Remove the copies; an error of the store is logged. keep_marker: the new prefix had its marker before."""
         try:
             await self._remove(list(self.made), keep_marker=keep_marker)
             unknown = [key for key in self._begun if key not in self.made]
@@ -106,16 +104,15 @@ class Copies:
             await self._core.remove_many(keys[first : first + DELETE_MAX])
 
     async def _was_made(self, new_key: str) -> bool:
-        """Whether a copy of which no answer came is there."""
+        """Return whether a copy whose answer was lost was made: an object of the original's size counts as the copy."""
         try:
             return (await self._core.store.head(new_key)).size == self._begun[new_key].size
         except NotFound:
             return False
 
     async def remove_originals(self) -> None:
-        """Delete every object below the old prefix, and copy first what others wrote there meanwhile.
-
-        StoreError; FSError(EIO) when the store keeps some.
+        """Delete every object below the old prefix; before that, copy what others wrote there since make().
+        Errors: StoreError; FSError(EIO) when the store does not delete some of them.
         """
         after = ""
         while True:
@@ -137,7 +134,7 @@ class Copies:
                     f"{len(failures)} objects below {self._old} could not be removed: {first.key}: {first.message}",
                 )
             if page.next_token is None and not late:
-                return  # nobody wrote there since: to look once more is as good as not to, for who writes after that
+                return  # nobody wrote there since; another look would miss later writes as well
 
     def _meant(self, found: Sequence[ListedObject]) -> list[ListedObject]:
         return [one for one in found if self._subject.includes(one.etag, one.mtime_ns)]
@@ -147,7 +144,7 @@ class Copies:
         await self._core.each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
         for one in found:
             if one.size > COPY_OBJECT_MAX:
-                await copy(one)  # of many parts, which go side by side
+                await copy(one)  # one by one: each has many parts that are copied at the same time
 
     async def _copy(self, found: ListedObject, *, keep_newer: bool) -> None:
         new_key = self._new_key(found)
@@ -160,14 +157,14 @@ class Copies:
         self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
 
     async def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
-        """What is at the new key, if it is a copy already or was written later, and since this was begun."""
+        """Return the object at the new key if it is the copy, or is newer than the original and than the rename."""
         try:
             info = await self._core.store.head(new_key)
         except NotFound:
             return None
         written, began = info.mtime_ns // _SECOND_NS, self._subject.began_ns // _SECOND_NS
         if written < began:
-            return None  # the marker of an empty directory that is replaced
+            return None  # the marker of the empty directory that is replaced
         return info if written > found.mtime_ns // _SECOND_NS or info.etag == found.etag else None
 
     def _new_key(self, found: ListedObject) -> str:

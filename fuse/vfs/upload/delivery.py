@@ -1,11 +1,10 @@
-"""How a staging file becomes an object: one PUT, or parts, and whose object it is when the answer was lost.
+"""Sends staging files, by a PUT or a multipart upload, and finds out whose object it is when an answer was lost.
 
-Callers hold the lock of whoever owns the staging file, so nothing changes it meanwhile.
-
-Parts are sent side by side within bounds, and from when a file is still being written (S-45): what a sequential writer
-has left behind is sent from the staging file, so that its close sends only the tail. A part that is changed after it
-was sent is sent again under its number before the upload is completed. Every upload is in the journal from before it
-begins until it was completed or aborted: what a dead process left is found and dropped (S-46).
+The caller holds the lock of the node, or of the OrphanedUpload, that owns the staging file, so nothing changes it.
+Several parts are sent at a time, and already while a file is written (S-45): the parts that a sequential writer has
+finished are sent from the staging file, so that its close sends only the tail. A part that is changed after it was sent
+is sent again under its number before the upload is completed. The journal has every upload from before it begins until
+it is completed or aborted, so that the uploads of a dead process are found and aborted (S-46).
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from ..tree.core import Core
 
 log = logging.getLogger(__name__)
 WIDTH = 8
-"""Parts of a mount on their way at once: 64 MiB of memory while files are below 8 GiB, and what a fast line needs."""
+"""How many parts a mount sends at a time: 64 MiB of memory while files are below 8 GiB, and enough for a fast line."""
 REWRITES_MAX = 8
-"""A file of which so many sent parts were changed again is not written in sequence: the rest waits for the close."""
+"""A file with more changes of sent parts than this is not written in sequence: its rest waits for the close."""
 SMALL = 1 << 20
-"""So many bytes of each file that is sent do not matter, nor does the time that the loop takes to send them."""
+"""Up to this size, in bytes, a file is sent on the loop and kept in memory for readers: both cost little."""
 CONFLICT = "another client changed this file since it was opened; what was written is kept on disk (datastore unsent)"
 
 
 class Destination(NamedTuple):
-    """Where a staging file is to be written, and as what. elsewhere: not over the object that it was made from."""
+    """Where and how a staging file is written. elsewhere: not at the key of the object that the file was made from."""
 
     key: str
     options: WriteOptions
@@ -60,7 +59,7 @@ class Destination(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """A new version and the metadata that it has. body: all its bytes, where they were at hand."""
+    """A new version of an object, and its metadata. body: its bytes, if it is one of up to SMALL bytes; else b''."""
 
     result: WriteResult
     metadata: Mapping[str, str]
@@ -74,13 +73,12 @@ class _Sent(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Stream:
-    """One multipart upload, of a staging file or of a version of which all is copied. copies: some parts are copied.
+    """One multipart upload of a staging file, or of a version that is copied whole. copies: some parts are copied.
 
-    places: for the parts of all uploads of a mount. The upload's creation and each part are tasks; all others run with
-    the file's lock held, advance() without waiting.
-
-    INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is put in before its
-    bytes are read, and taken out by every later change of them.
+    _places: limits how many parts are sent at a time. The upload's creation and each part are tasks of their own; the
+    other methods run with the file's lock held, and advance() does not wait.
+    INVARIANT: a part counts as sent only while staged.streamed has its whole range: the range is added before its
+    bytes are read, and every later change of them removes what it overlaps.
     """
 
     _core: Core
@@ -96,11 +94,11 @@ class Stream:
 
     @property
     def failed(self) -> bool:
-        """It could not be begun: another one has to be."""
+        """Whether the upload could not be created; another one is needed then."""
         return self._created is not None and self._created.error is not None
 
     async def begins(self) -> bool:
-        """Wait for its beginning, where that is under way; False when it could not be begun: another one has to be."""
+        """Wait until a creation that is under way ends; return False if it failed: another upload is needed then."""
         if self._created is not None:
             with suppress(Exception):
                 await self._created
@@ -109,7 +107,7 @@ class Stream:
     # -- while the file is written
 
     def advance(self) -> int:
-        """Send what the writer has left behind; the size of the file at which there may be more to send."""
+        """Send the parts that the writer has finished; return the file size at which another part may be due."""
         staged = self._what
         assert isinstance(staged, StagedFile)
         while True:
@@ -126,7 +124,7 @@ class Stream:
             self._created = self._core.loop.spawn(self._create())
 
     async def _create(self) -> tuple[UploadNote, UploadId]:
-        """The journal knows of it from before it begins."""
+        """Create the upload, after the journal has a row for it."""
         db = self._core.db
         note = db.upload_begun(self.key, self._core.clock.time_ns())
         upload_id = await self._core.store.create_upload(self.key, self.options, copies=self.copies)
@@ -153,7 +151,7 @@ class Stream:
             return await self._core.loop.lane(lambda: now(self._put_body(upload_id, number, body)))
 
     async def _put_body(self, upload_id: UploadId, number: PartNumber, body: FilePart) -> ETag:
-        """In a lane."""
+        """Send a part; runs in a lane (a thread of the loop's pool)."""
         with body:
             return await self._core.store.upload_part(self.key, upload_id, number, body)
 
@@ -165,10 +163,10 @@ class Stream:
         options: WriteOptions,
         fill: Callable[[ByteRange], Awaitable[None]] | None = None,
     ) -> WriteResult:
-        """Send what is not sent, and complete. DatastoreError; the upload is dropped then.
+        """Send the parts that are not sent and complete the upload. Errors: DatastoreError; the upload is aborted then.
 
-        options: the conditions. fill: fetches what the staging file lacks of a range. Nothing else changes that file
-        meanwhile.
+        options: the conditions of the write. fill: fetches the bytes of a range that the staging file lacks; nothing
+        else changes that file during the call.
         """
         try:
             self._begin()
@@ -198,9 +196,8 @@ class Stream:
         return sent.etag.error is None and isinstance(staged, StagedFile) and staged.streamed.contains(*part.byte_range)
 
     async def _wait(self) -> tuple[UploadNote, UploadId]:
-        """Until nothing is under way: a part that is sent again must not be overtaken by its former self.
-
-        One that was never sent need not wait for that.
+        """Wait until no part is under way, so that a part that is sent again is not overtaken by its older bytes.
+        A part that was never sent need not wait for that.
         """
         assert self._created is not None
         upload = await self._created
@@ -210,10 +207,10 @@ class Stream:
         return upload
 
     async def abort(self) -> None:
-        """Drop the upload. What the store does not let us drop stays in the journal for the next start."""
+        """Abort the upload. If the store does not let us, it stays in the journal for the next start."""
         self._dropped = True
         if self._created is None or not await self.begins():
-            # Whether it exists the next start finds out: the journal has its key.
+            # The next start finds out whether the upload exists: the journal has its key.
             return
         note, upload_id = await self._wait()
         try:
@@ -231,14 +228,14 @@ class Delivery:
         self._core = core
         self._places = Semaphore(WIDTH)
         self._conditions = True
-        """Whether the store takes If-Match and If-None-Match, as far as is known."""
+        """Whether the store takes If-Match and If-None-Match; assumed until it refuses them."""
         self._large = Semaphore(WIDTH)
-        """Files in memory, whole, at once; each is bounded by SINGLE_MAX and the store's deadline."""
+        """Limits how many whole files above SMALL are in memory; SINGLE_MAX and the store's deadline limit each."""
 
-    # -- the rest of the base
+    # -- bytes that the staging file lacks
 
     async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
-        """Fetch ranges of the base into the staging file. FSError(ESTALE) when another client replaced the base."""
+        """Fetch ranges of the base into the staging file. Errors: FSError(ESTALE) when another client replaced it."""
         for start, stop in gaps:
             try:
                 await self._fetch(staged, start, stop)
@@ -256,10 +253,10 @@ class Delivery:
         else:
             staged.fill(start, content)
 
-    # -- while it is written
+    # -- while the file is written
 
     def stream(self, staged: StagedFile, key: str, options: WriteOptions) -> None:
-        """Send what a sequential writer has left behind (S-45)."""
+        """Send the parts that a sequential writer has finished (S-45)."""
         if staged.base_size or staged.rewrites > REWRITES_MAX or staged.error:
             staged.stream_at = float("inf")
             return
@@ -269,17 +266,16 @@ class Delivery:
 
     @staticmethod
     async def drop_stream(staged: StagedFile) -> None:
-        """Nobody wants what was sent ahead."""
+        """Abort the upload of the parts that were sent before the close."""
         stream, staged.stream = staged.stream, None
         if stream is not None:
             await stream.abort()
 
-    # -- the whole
+    # -- the upload of a file
 
     async def write(self, staged: StagedFile, to: Destination) -> Delivered | None:
-        """Make the object. StoreError; FSError(ESTALE) when the base is gone, or another client was first.
-
-        None: nothing was written to a new file, and by now the name is another client's.
+        """Write the object. Errors: StoreError; FSError(ESTALE) when the base is gone, or another client was first.
+        Return None when nothing was written to a new file and another client has taken the name since.
         """
         conditional = staged.expects is not None and not to.elsewhere and self._conditions
         try:
@@ -302,17 +298,17 @@ class Delivery:
             staged.attempt = to.options.metadata
 
     async def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
-        """As write, which was refused with ESTALE: who was first?"""
+        """Find out which client was first when a write failed with ESTALE; return or raise what write() has to."""
         gives_way = not self._core.settings.refuse_conflicts
         try:
             info: ObjectInfo | None = await self._core.store.head(to.key)
         except NotFound:
             info = None
         if (info.etag if info is not None else "") == staged.expects:
-            raise error  # nobody: trying again helps
+            raise error  # no other client was first: a later try can succeed
         if info is None:
             if gives_way:
-                # Removed since: nobody's bytes are replaced.
+                # Another client removed the object: a new one replaces nobody's bytes.
                 staged.expects = ETag("")
                 with suppress(FSError):
                     return await self._write(staged, to, conditional=True)
@@ -321,7 +317,7 @@ class Delivery:
         elif staged.complete and info.size == staged.size and info.etag == await self._core.loop.on_disk(_etag, staged):
             return Delivered(WriteResult(info.etag, info.mtime_ns), info.metadata)
         elif staged.attempt is not None and user_metadata(info.metadata) == user_metadata(staged.attempt):
-            # An upload of ours whose answer was lost; what was written since is not in it.
+            # This is our own upload whose answer was lost; it lacks what was written since.
             staged.expects = ETag(info.etag)
             return await self._write(staged, to, conditional=True)
         staged.stuck = True
@@ -349,7 +345,7 @@ class Delivery:
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
 
     async def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
-        """In a lane, but for SMALL files."""
+        """Send the file by one PUT; runs in a lane, unless the file is SMALL."""
         body = staged.whole()
         result = await self._core.store.put(key, body, options)
         return Delivered(result, options.metadata, body if len(body) <= SMALL else b"")
@@ -370,9 +366,10 @@ class Delivery:
     # -- whose object is it
 
     async def _recognised(self, staged: StagedFile) -> bool:
-        """Whether the base was replaced by an upload of ours whose answer was lost; then that is the base from now on.
+        """Return whether an upload of ours whose answer was lost replaced the base; then it is the base from now on.
 
-        What is not in the staging file is the same in both; the times in the metadata set equal files apart.
+        Both have the same bytes where the staging file lacks them. Its metadata shows that the upload is ours: their
+        times tell it from another client's file of the same content.
         """
         base = staged.base
         if base is None or staged.attempt is None:
@@ -388,7 +385,7 @@ class Delivery:
 
 
 def _etag(staged: StagedFile) -> str:
-    """In a lane."""
+    """Compute the ETag that an upload of the file would have; runs in a lane."""
     if not plan_upload(staged.size, 0, staged.dirty_ranges):
         return etag_of(staged.whole())
     return joined_etag(

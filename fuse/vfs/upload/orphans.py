@@ -1,6 +1,6 @@
-"""What an earlier process left: unsent files, and multipart uploads that nobody will complete (S-20, S-46).
+"""What an earlier process left: unsent files, and multipart uploads that it did not complete (S-20, S-46).
 
-Also the files that cannot be sent any more because another client was first: they wait for a person (S-47).
+Also files that cannot be sent because another client was first: a person has to save or discard them (S-47).
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from .delivery import Delivery, Destination
 
 log = logging.getLogger(__name__)
 UNKNOWN = ETag("unknown")
-"""The version of an object that may or may not exist; no server's etag."""
+"""The etag of a node whose object may or may not exist; no server sends this."""
 CUT = "the machine went down before this was on its disk, and the store has what was written since; it is kept on disk"
 _SKEW_NS = 900 * 1_000_000_000
-"""How far the store's clock may be from ours, and how long a request may take."""
+"""How far the store's time of a request may be from ours, in nanoseconds: clock difference and duration."""
 
 
 class OrphanedUpload(NamedTuple):
-    """An unsent file of no node. lock: held while it is sent, and by who sends newer content of its key.
-
-    unsynced: the machine went down since it was written, so it may be cut, and sent and removed already.
+    """An unsent file of no node. lock: held while the file, or newer content of its key, is sent.
+    unsynced: the machine went down since the file was written: it may lack bytes, or may have been sent before.
     """
 
     staged: StagedFile
@@ -61,11 +60,11 @@ class OrphanedUploads:
         self.files: dict[str, OrphanedUpload] = {}
         self._uploads: list[NotedUpload] = []
         self._dead = 0
-        """Up to this note they are a dead process's."""
+        """The highest note (row id) of the multipart uploads that earlier processes began."""
 
     def recover(self) -> None:
-        """Read the journal; what it lists is sent by send(), or with its node, when the kernel still knows that (the
-        server was restarted under a live mount). Staging files that no row speaks of are removed.
+        """Read the journal. Its files are sent by send(), or with their node if the kernel still knows that (after a
+        restart of the server under a live mount). Staging files without a row are removed.
         """
         core = self._core
         by_key = {node.key: node for node in core.nodes.by_ino.values() if not node.gone}
@@ -86,7 +85,7 @@ class OrphanedUploads:
             staged.error, staged.attempt, staged.stuck = row.error, row.metadata, row.stuck
             staged.journaled = True
             staged.expects = None if row.expects is None else ETag(row.expects)
-            # The journal may know it by the name before a directory's rename.
+            # The row may still have the key from before the rename of a directory.
             keys = [row.key, *(new + row.key[len(old) :] for old, new in moved if row.key.startswith(old))]
             node = next((by_key[key] for key in keys if key in by_key), None)
             if node is not None and not row.stuck and not row.unsynced:
@@ -96,25 +95,24 @@ class OrphanedUploads:
             self.add(staged, to, unsynced=row.unsynced)
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
-        """Of several files of one name the node has the newest: programs see that one, and it is what they close."""
+        """Give the file to its node in place of an older one: programs saw the newest, and will close that."""
         if node.staged is not None:
             self._core.db.forget_unsent(node.staged.name)
             node.staged.close(remove=True)
         defaults = self._core.settings.defaults.of(stat.S_IFREG, row.since_ns)
         attributes = from_metadata(row.metadata, stat.S_IFREG, defaults, row.content_type)
-        # Whether there is an object, and of which version, nobody wrote down: a removal must try to remove it.
+        # Without a base the row does not tell whether there is an object: a removal has to try to remove one.
         facts.held(node, staged.size, ETag(row.base_etag) or UNKNOWN, attributes)
         node.staged = staged
         self._core.nodes.staged.add(node)
 
     def add(self, staged: StagedFile, to: Destination, *, unsynced: bool = False) -> None:
-        """Take a staging file that no node has any more."""
+        """Take over a staging file that no node has any more."""
         self.files[staged.name] = OrphanedUpload(staged, to, Lock(), unsynced)
 
     async def send(self) -> list[str]:
-        """Send the files and drop the uploads; a line for each that failed.
-
-        Of several of one key the newest is sent, and then the others are dropped: they were written before it.
+        """Send the files and abort the multipart uploads; return a line for each file that failed.
+        Of several files of one key the newest is sent; then the others are dropped, as they were written before.
         """
         await self._abort_uploads()
         failures = []
@@ -145,7 +143,7 @@ class OrphanedUploads:
         return True
 
     async def _has_newer(self, left: OrphanedUpload) -> bool:
-        """Whether the store has content of the key that was written since this was begun; by the clock of who wrote."""
+        """Return whether the store has content that was written since the file was begun, by its writer's clock."""
         try:
             info = await self._core.store.head(left.to.key)
         except NotFound:
@@ -155,10 +153,10 @@ class OrphanedUploads:
         return written.ctime_ns >= left.staged.since_ns
 
     def superseded(self, key: str, before_ns: float = math.inf) -> AbstractAsyncContextManager[None]:
-        """Newer content of this key goes to the store: what was left for it is not sent meanwhile, nor afterwards.
+        """A context to send newer content of a key: files left for that key wait for its end, and are dropped then.
 
-        When that fails it stays, and so does what was begun after before_ns. The node's lock may be held. Whoever has
-        a row in the journal for the newer content removes that later, so that a kill in between can't bring back this.
+        After an error they stay, and so does a file that was begun after before_ns. node.lock may be held. A row of the
+        newer content in the journal is removed after the context, so that a kill in between brings no older file back.
         """
         return self._superseded(key, before_ns) if self.files else _NOTHING_LEFT
 
@@ -170,7 +168,7 @@ class OrphanedUploads:
 
     @asynccontextmanager
     async def _held(self, key: str) -> AsyncIterator[list[OrphanedUpload]]:
-        """What is left for a key, the oldest first; nobody else sends or drops it meanwhile."""
+        """A context with the files left for a key, the oldest first; no other task sends or drops them."""
         async with AsyncExitStack() as locks:
             same = [left for _, left in sorted(self.files.items()) if left.to.key == key]
             for left in same:
@@ -178,7 +176,9 @@ class OrphanedUploads:
             yield sorted(same, key=_age)
 
     async def _drop_sent(self, same: list[OrphanedUpload]) -> None:
-        """Their key has newer content. Their rows may outlive a power cut, and that content has none any more."""
+        """Drop files whose key has newer content. The database is synced, as a power cut could bring their rows back
+        when the newer content has no row any more.
+        """
         for left in same:
             if not left.staged.stuck:
                 await self.drop(left.staged.name)
@@ -187,17 +187,17 @@ class OrphanedUploads:
                 await self._core.loop.on_disk(self._core.db.sync)
 
     def after(self, key: str, since_ns: int) -> int:
-        """When content of a key was begun that is newer than all that is left for it, whatever the clock says."""
+        """Return since_ns, or more if needed to be newer than every file left for the key, whatever the clock says."""
         left = [one.staged.since_ns for one in self.files.values() if one.to.key == key]
         return max(since_ns, max(left, default=-1) + 1)
 
     def waits_for(self, key: str, *, below: bool = False) -> bool:
-        """Whether something is still to be sent to a key; below: or to one that begins with it."""
+        """Return whether a file is still to be sent to this key; below: or to a key that begins with it."""
         keys = [left.to.key for left in self.files.values() if not left.staged.stuck]
         return any(one.startswith(key) if below else one == key for one in keys)
 
     async def follow(self, old: str, new: str, made: Mapping[str, Copy]) -> None:
-        """A directory was renamed: what is left for keys below it goes where they went. made: by new key. OSError."""
+        """Have files below a renamed directory sent to their new keys. made: copies by new key. Errors: OSError."""
         below = [(name, left) for name, left in self.files.items() if left.to.key.startswith(old)]
         for name, left in below:
             staged, key = left.staged, new + left.to.key[len(old) :]
@@ -221,13 +221,13 @@ class OrphanedUploads:
             left.staged.close(remove=True)
 
     def unsent(self) -> list[dict[str, object]]:
-        """As Uploads.unsent()."""
+        """Return what is not sent, for `datastore status`: see listed()."""
         return [listed(os.fsencode(left.to.key), left.staged) for left in self.files.values()]
 
     # -- multipart uploads of a dead process
 
     async def _abort_uploads(self) -> None:
-        """What the store does not let us drop stays in the journal, and is tried again."""
+        """Abort the uploads. Those that the store does not let us abort stay in the journal and are tried again."""
         waiting, self._uploads = self._uploads, []
         for noted in waiting:
             try:
@@ -239,16 +239,16 @@ class OrphanedUploads:
             self._uploads.append(noted)
 
     async def _abort(self, noted: NotedUpload) -> bool:
-        """Whether it is sure to be gone."""
+        """Abort an upload; return whether it is certainly gone."""
         core, store = self._core, self._core.store
         if noted.upload_id:
             await store.abort_upload(noted.key, noted.upload_id)
             return True
-        # We never learned its id: it is one of this very key that was begun when we asked for ours.
+        # We never learned its id: it is an upload of the same key that began when the request was made.
         pending = await store.pending_uploads(noted.key)
         ours = {one.upload_id for one in core.db.uploads() if one.key == noted.key and one.note > self._dead}
         if "" in ours:
-            return False  # this process asks for one just now, and it may be among them
+            return False  # this process is creating an upload of the key: it may be among `pending`
         for one in pending:
             near = one.key == noted.key and abs(one.initiated_ns - noted.since_ns) < _SKEW_NS
             if near and one.upload_id not in ours:

@@ -1,11 +1,11 @@
-"""What is sent while nobody waits for it: behind a close, what failed before (S-19), files that grow (S-44).
+"""Uploads in the background: of closed files (write-back), of what failed before (S-19), of files that grow (S-44).
 
-With `writeBack` close returns when the bytes and the journal are on the local disk, the upload follows (S-48, S-49).
-The staging file is synced, then the journal; both outlive the death of every process and a power cut. A file is sent a
-part of maxDelay after its close, many side by side, each path in order because its node's lock is held. When too much
-waits, a close sends its own file, as it does without writeBack.
+With `writeBack` close returns when the bytes and the journal are on the local disk; the upload follows (S-48, S-49).
+The staging file is synced, then the journal; both outlive the death of every process and a power cut. A file is sent
+some time after its close (_REST_S), at the same time as others; node.lock keeps the contents of one path in order. When
+too much waits, a close sends its own file, as without writeBack.
 
-And what the kernel keeps of open directories is dropped in time.
+The same timer drops what the kernel caches of open directories when it is too old.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from .uploads import Uploads
 log = logging.getLogger(__name__)
 _TICK_S = 1.0
 QUIET_S = 3.0
-"""A growing file that was not written for so long is published: a log's flush, as TensorBoard waits for it."""
+"""Seconds without a write until a growing file is published (sent while open), as TensorBoard needs for its logs."""
 BUSY_S = 15.0
-"""One that is written all the time is published so often,"""
+"""How often a growing file that is written all the time is published, in seconds."""
 BUSY_BYTES = 16 << 20
-"""as long as it grew by no more than this: a writer waits while its file is sent."""
+"""The most bytes by which that file may have grown to be published: its writer waits while it is sent."""
 QUIET_BYTES = 256 << 20
-"""A quiet one that grew by more is left to its close for the same reason."""
+"""The same limit for a file without writes for QUIET_S; one that grew by more is sent at its close."""
 WIDTH = 16
-"""Closed files sent at once."""
+"""How many closed files are sent at a time."""
 MAX_FILES = 10_000
 MAX_BYTES = 1 << 30
-"""Beyond so many unsent files or bytes a close sends its own."""
+"""If more files or bytes than this wait, a close sends its own file."""
 _SHARE, _REST_S = 5, 0.2
-"""A file is sent a fifth of maxDelay after its close, or so many seconds: rewritten at once it goes once."""
+"""A file is sent a fifth of maxDelay after its close, at most 0.2 s: if it is rewritten at once, it is sent once."""
 _LOOK_S = 0.05
-"""How often it is looked for those, while there are any."""
+"""The interval, in seconds, of looking for files that are due, while any wait."""
 
 
 class Upkeep:
-    """In tasks. stop() is idempotent."""
+    """Sends files in tasks of the loop. stop() is idempotent."""
 
     def __init__(self, core: Core, uploads: Uploads, dir_cache: KernelDirCache) -> None:
         self._core = core
         self._uploads = uploads
         self._dir_cache = dir_cache
         self._retry_at = math.inf
-        """When what failed is sent again, and what an earlier server left and the kernel has forgotten."""
+        """Monotonic seconds at which failed files, and files of an earlier server that no node has, are sent again."""
         self._round: Task[None] | None = None
         self._waiting: dict[Node, int] = {}
-        """Size of each file at its close, in the order of the first close."""
+        """The closed files and their sizes at the last close, in the order of the first close."""
         self._bytes = 0
         self._sending: dict[Node | None, Task[None]] = {}
-        """None: all that is to be retried."""
+        """The task for each node; the key None is the task that sends again what failed."""
         self._places = Semaphore(WIDTH)
         self._started = self._looks = self._stopping = False
 
@@ -68,14 +68,14 @@ class Upkeep:
         return self._core.settings.write_back_s > 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the timers."""
         self._started = True
         self._retry_at = min(self._retry_at, self._core.clock.monotonic() + self._core.settings.retry_upload_s)
         self._core.loop.every(_TICK_S, self._tick)
         self._look_on()
 
     async def stop(self) -> None:
-        """End, after what is being sent; the rest is flush_all's."""
+        """Stop the timers and wait for what is being sent; flush_all() has to send the rest."""
         self._stopping = True
         self._core.loop.never(self._tick)
         self._core.loop.never(self._look)
@@ -108,10 +108,10 @@ class Upkeep:
         await self.publish()
         self._core.db.drop_forgotten()
 
-    # -- behind a close
+    # -- uploads after a close
 
     def resume(self) -> None:
-        """Go on with what was closed at an earlier server. What is open for writing waits for its close."""
+        """Queue the files that were closed at an earlier server; one that is open for writing waits for its close."""
         if not self.writes_back:
             return
         self._retry_at = self._due_at()
@@ -123,7 +123,7 @@ class Upkeep:
         self._look_on()
 
     async def close(self, node: Node) -> None:
-        """What close(2) waits for. StoreError, FSError when it has to send; OSError of the local disk."""
+        """Persist a file at its close, or send it. Errors: OSError of the local disk; StoreError, FSError if sent."""
         async with node.lock:
             staged = node.staged
             if staged is None or not self._uploads.owes(node):
@@ -147,7 +147,7 @@ class Upkeep:
         self._waiting[node] = size
 
     def send_due(self, now: float) -> list[Task[None]]:
-        """Begin to send what is due and nobody writes to."""
+        """Begin to send the files that are due and not open for writing; return the tasks."""
         begun = []
         if now > self._retry_at:
             self._retry_at = math.inf
@@ -169,7 +169,7 @@ class Upkeep:
 
     async def _send(self, node: Node | None) -> None:
         try:
-            # What failed before is tried again beside what is closed, not behind it.
+            # Sending again what failed takes no place: it need not wait for the closed files.
             async with self._places if node is not None else nullcontext():
                 if self._stopping:
                     return

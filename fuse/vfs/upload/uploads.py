@@ -1,4 +1,4 @@
-"""Changed files on their way to the store: staging, the journal of what is unsent, and when it is sent.
+"""Changed files on their way to the store: their staging files, the journal of those, and when they are sent.
 
 Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
 disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: orphans.py.
@@ -34,11 +34,11 @@ from .orphans import UNKNOWN, OrphanedUploads, listed, row_of
 
 log = logging.getLogger(__name__)
 NO_OBJECT = "none"
-"""In the place of an etag; no server's."""
+"""The etag of a source without an object, in the journal of renames; no server sends this."""
 
 
 class Uploads:
-    """Owns node.staged. Callers hold node.lock where it says so, and the tree lock around uploads."""
+    """Owns node.staged. Callers hold node.lock where a comment says so, and share the tree lock around uploads."""
 
     def __init__(self, core: Core, resolver: Resolver) -> None:
         self._core = core
@@ -47,15 +47,15 @@ class Uploads:
         self.fill = self._delivery.fill
         self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
-        """A name is never used twice: the journal may still have a row for it."""
+        """For the names of staging files. No name is used twice, as the journal may still have a row for it."""
 
     # -- staging; node.lock is held
 
     def stage(self, node: Node) -> StagedFile:
-        """The node's staging file; made if need be.
+        """Return the node's staging file; make one if there is none.
 
-        A file whose name another client took gets it back: the last close wins (S-32). FSError(ESTALE) when this mount
-        has unsent bytes under that name already.
+        A node whose name another client took gets that back: the last close wins (S-32). Errors: FSError(ESTALE) when
+        this mount has unsent bytes or a directory under the name by now.
         """
         if node.cut_off:
             self._take_back(node)
@@ -68,7 +68,7 @@ class Uploads:
         return staged
 
     async def restart(self, node: Node) -> StagedFile:
-        """The same, but that nothing of the object's present content is kept."""
+        """As stage(), with a size of 0: nothing of the object's present content is kept."""
         if node.cut_off:
             self._take_back(node)
         staged = node.staged
@@ -78,7 +78,7 @@ class Uploads:
             await self._delivery.drop_stream(staged)
             staged.truncate(0)
             if not self._core.settings.refuse_conflicts:
-                # Nothing of what was there is in it any more: the last close wins (S-32).
+                # Nothing of the earlier content is left in the file: the last close wins (S-32).
                 staged.expects, staged.stuck, staged.error = None, False, ""
         return self.stage(node)
 
@@ -99,7 +99,7 @@ class Uploads:
             core.notifier.inval_entry(node.parent.ino, node.name)
 
     def record(self, node: Node, *, lasting: bool = False) -> None:
-        """Bring the journal's row of a node up to date. lasting: it is to outlive more than our processes."""
+        """Update the journal's row of a node. lasting: prepare it for the next db.sync(), to outlive a power cut."""
         staged = node.staged
         if staged is None or node.gone or not staged.dirty:
             return
@@ -109,7 +109,7 @@ class Uploads:
         self._core.db.record_unsent(row_of(staged, key, _options(node)), lasting=lasting)
 
     async def persist(self, node: Node) -> None:
-        """Bring the staging file, and then its row, to the disk itself: they outlive a power cut (S-50). OSError."""
+        """Sync the staging file, then its journal row, so that both outlive a power cut (S-50). Errors: OSError."""
         staged = node.staged
         if staged is not None:
             await self._core.loop.on_disk(staged.sync)
@@ -117,7 +117,7 @@ class Uploads:
             await self._core.loop.on_disk(self._core.db.sync)
 
     def grown(self, node: Node) -> None:
-        """The staging file reached stream_at: what lies behind the writer can be sent."""
+        """Send the parts that the writer has finished, when the staging file has reached stream_at."""
         staged = node.staged
         if staged is not None and not node.gone:
             options = _options(node)
@@ -126,7 +126,7 @@ class Uploads:
             self._delivery.stream(staged, node.key, options)
 
     async def forsake(self, node: Node) -> None:
-        """The file has no name any more, but is open: it is never sent."""
+        """Abort the upload of an open file without a name, and forget its journal row: it is never sent."""
         staged = node.staged
         if staged is not None:
             await self._delivery.drop_stream(staged)
@@ -140,7 +140,7 @@ class Uploads:
         self.drop_new(node)
 
     def drop_new(self, node: Node) -> None:
-        """The same of a node that was staged a moment ago: nothing of it was sent ahead."""
+        """As discard(), for a staging file of which no part was sent yet."""
         staged, node.staged = node.staged, None
         if staged is not None:
             staged.close(remove=True)
@@ -148,9 +148,8 @@ class Uploads:
                 self._core.db.forget_unsent(staged.name, removed=True)
 
     def set_aside(self, node: Node) -> None:
-        """Nobody has it open, and another client was first: the name shows what that wrote, ours waits for a person.
-
-        node.lock is held.
+        """Make the unsent file of a node that is not open an orphan, about which a person decides; the name then shows
+        what the store has. node.lock is held.
         """
         core = self._core
         destination = self._destination(node)
@@ -158,7 +157,7 @@ class Uploads:
         facts.doubted(node, attributes=True)
         node.pages_valid = False
         above = node.parent
-        while above is not None:  # a directory that another client removed was shown for the file's sake
+        while above is not None:  # a directory that another client removed was shown because of the file
             above.forget_listing()
             facts.doubted(above)
             above = above.parent
@@ -167,9 +166,8 @@ class Uploads:
             core.notifier.inval_inode(node.ino)
 
     async def settle(self, node: Node) -> None:
-        """The last handle is closed and the content is in the store: it stays here as a cached version.
-
-        A small one does not: it is in memory since it was sent.
+        """Drop a staging file after the last close and the upload; its content becomes a version in the disk cache.
+        Files of up to SMALL bytes are not cached there: their bytes are in memory since they were sent.
         """
         staged, cache = node.staged, self._core.cache
         if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
@@ -179,17 +177,17 @@ class Uploads:
     # -- upload
 
     def owes(self, node: Node) -> bool:
-        """Whether a close of the node has anything to send, or to make sure of."""
+        """Return whether a close of the node has anything to send, or to confirm in the store (see _confirm())."""
         staged = node.staged
         if staged is None or (node.gone and not node.lost):
             return False
         return staged.dirty or staged.published
 
     def waits(self, node: Node) -> bool:
-        """Whether the last close leaves a node to others, who look for handles when it is sent.
+        """Return whether the last close has to leave the upload to a later retry_one(), which drops the staging file.
 
-        Its upload failed and said so, and is tried again later: now all who read the file would wait. Or it is on its
-        way behind the close (writeBack).
+        That is so if an upload failed and was reported (all readers would wait while it is tried now), or if the file
+        is sent after its close (writeBack).
         """
         staged = node.staged
         if staged is None or staged.stuck or node.gone:
@@ -197,10 +195,10 @@ class Uploads:
         return staged.dirty and bool(staged.error or staged.due)
 
     async def flush(self, node: Node, *, unread: bool = False) -> None:
-        """Make the store have what the node has. StoreError, FSError; what was not sent stays staged.
+        """Send what is unsent of a node. Errors: StoreError, FSError; what was not sent stays staged.
 
-        unread: nobody can read the file here, so that of a small one nothing stays. Its staging file goes before the
-        close is answered: the journal need not be written for that.
+        unread: no program can read the file by a handle. If it is small, its staging file is dropped before the close
+        is answered, so that the journal need not be written for that.
         """
         async with self._core.tree.shared(), node.lock:
             await self._flush(node, unread=unread)
@@ -215,14 +213,14 @@ class Uploads:
             await self.discard(node)
 
     async def publish(self, node: Node) -> None:
-        """As flush, before the close: others see what was written so far."""
+        """As flush(), but before the close, so that other clients see what was written so far."""
         async with self._core.tree.shared(), node.lock:
             await self.send(node)
             if node.staged is not None and node.handles:
                 node.staged.published = True
 
     async def _confirm(self, node: Node, staged: StagedFile) -> None:
-        """The last close wins: what was published goes out again if another client wrote the file since."""
+        """Have a published file sent again if another client wrote the file since: the last close wins."""
         staged.published = False
         base = staged.base
         if staged.dirty or base is None or staged.expects is not None:
@@ -245,10 +243,10 @@ class Uploads:
         replaced: Sequence[str] = (),
         goes: bool = False,
     ) -> None:
-        """As flush, with the tree lock and node.lock held; key: to write elsewhere, for a rename under way.
+        """As flush(), with the tree lock and node.lock held. key: another key to write, for the rename under way.
 
-        replaced: staging files of what it replaces there. goes: the caller discards the staging file before anybody is
-        told, and the journal's row with it.
+        replaced: the staging files of what the rename replaces. goes: the caller discards the staging file, with its
+        row in the journal, right after this.
         """
         staged = node.staged
         if staged is None or not staged.dirty or node.gone:
@@ -257,8 +255,8 @@ class Uploads:
             raise FSError(errno.ESTALE, staged.error)
         destination = self._destination(node, key)
         if staged.base_size or staged.expects is not None:
-            # A crash between the upload and its answer: the next mount knows the new version by this metadata, or,
-            # where there is no room for that, by all of its bytes.
+            # After a crash between the upload and its answer the next mount recognises the new version by this metadata
+            # or, where the disk has no room for the row, by all of its bytes.
             with nullcontext() if staged.base_size else suppress(OSError):
                 self.record(node)
         had_etag, times_set = node.etag, staged.times_set
@@ -271,7 +269,7 @@ class Uploads:
                 return
             self._delivered(node, destination, done)
             has, wanted = done.metadata, destination.options.metadata
-            # Where nobody chose the times, LastModified is as good.
+            # If no program has set the times, LastModified does as well.
             if has != wanted and (times_set or has != without_times(wanted)):
                 await self._correct(node, destination)
         except (DatastoreError, OSError) as error:
@@ -281,7 +279,7 @@ class Uploads:
             log.warning("upload failed", extra=fields(path=node.path, error=staged.error))
             raise
         if rename is not None:
-            # There may be none under the old name: then nothing that is there later is to be removed.
+            # If there is no object at the old key (NO_OBJECT), one that is there later must not be removed.
             had = had_etag.replace(UNKNOWN, "") if had_etag else NO_OBJECT
             self._core.db.moved(rename, had, [staged.name, *replaced])
         elif staged.journaled and not goes:
@@ -292,7 +290,7 @@ class Uploads:
         return Destination(key or node.key, _options(node), elsewhere=key is not None)
 
     def _delivered(self, node: Node, to: Destination, done: Delivered) -> None:
-        """The store has the content as this version. Where it has not our attributes it is asked for them."""
+        """Note that the store has the content as a new version. Metadata that is not ours has to be asked for."""
         staged, attrs_valid = node.staged, done.metadata == to.options.metadata
         assert staged is not None
         version = ObjectVersion(to.key, done.result.etag, staged.size)
@@ -306,7 +304,7 @@ class Uploads:
             self._core.notifier.inval_inode(node.ino, -1)
 
     async def _correct(self, node: Node, to: Destination) -> None:
-        """The attributes changed after an upload had begun, which fixes them: set them by a copy onto itself."""
+        """Set attributes that changed since the upload began, which fixes them, by a copy of the object onto itself."""
         staged = node.staged
         assert staged is not None
         staged.dirty = True
@@ -314,23 +312,20 @@ class Uploads:
         try:
             result = await copy_object(self._core, version, to.key, to.options)
         except (PreconditionFailed, NotFound):
-            staged.dirty = False  # another client wrote or removed it since: that is the last word
+            staged.dirty = False  # another client wrote or removed it since: the last change stays
             return
         self._core.known.forget(to.key)
         self._delivered(node, to, Delivered(result, to.options.metadata))
 
-    # -- what is left
+    # -- unsent files
 
     async def retry(self, nodes: list[Node]) -> list[str]:
-        """Send again what failed: files of this process and of earlier ones.
-
-        Returns a line for each that failed again.
-        """
+        """Send the files of these nodes, and those that belong to no node; return a line for each that failed."""
         failures = [line for node in nodes if (line := await self.retry_one(node))]
         return failures + await self.orphans.send()
 
     async def retry_one(self, node: Node) -> str:
-        """Send one file; what failed, or ''. When nobody has it open it is settled."""
+        """Send one file, and settle() it if no handle is open; return what failed, or ''."""
         try:
             async with self._core.tree.shared(), node.lock:
                 await self._flush(node, unread=not (node.handles or node.gone))
@@ -345,7 +340,7 @@ class Uploads:
         return ""
 
     async def forget(self, path: str) -> int:
-        """Drop unsent bytes that a person does not want: files of no open node, by key or path; how many there were."""
+        """Drop unsent files, by key or path, that belong to no node or failed and are not open; return how many."""
         core = self._core
         nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
         dropped = 0
@@ -360,11 +355,11 @@ class Uploads:
         return dropped
 
     def unsent(self) -> list[dict[str, object]]:
-        """What is not in the store, for `datastore status`: see orphans.listed."""
+        """Return the files that are not in the store, for `datastore status`: see orphans.listed()."""
         rows = [listed(node.path, node.staged) for node in self._core.nodes.unsent() if node.staged is not None]
         return rows + self.orphans.unsent()
 
 
 def _options(node: Node) -> WriteOptions:
-    """With what the object of a node is to be written."""
+    """Return the metadata and content type of the object that a node is to become."""
     return WriteOptions(metadata=to_metadata(node.attributes), content_type=node.attributes.content_type)
