@@ -1,1 +1,1 @@
-"""The CSI driver csi.datastore.dev: the node plugin, and the mount daemon (mountdaemon/) that outlives it."""
+"""The CSI driver csi.datastore.dev: the node plugin, and the mount daemon (mountdaemon/), which outlives the plugin."""

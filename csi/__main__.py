@@ -1,5 +1,5 @@
-"""`python -m datastore.csi`: the node plugin. Environment: settings.py, and PROVISIONER (module:function) for the
-controller service, which makes a Provisioner.
+"""`python -m datastore.csi`: the node plugin. Environment: see settings.py; PROVISIONER names a module:function that
+returns a Provisioner, and turns on the controller service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .settings import from_environment
 
 
 def _controller(name: str) -> Controller | None:
-    """The controller service over the named provisioner; it is loaded by name because it stands above this package."""
+    """Return the controller service, or None. The provisioner is loaded by name, as its package depends on this one."""
     if not name:
         return None
     module, _, function = name.partition(":")
@@ -37,7 +37,7 @@ def _version() -> str:
 
 
 def main() -> int:
-    """The process; its exit code."""
+    """Run the node plugin; return its exit code."""
     logs.setup()
     settings = from_environment(os.environ)
     if not settings.node_id:

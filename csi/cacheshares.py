@@ -1,11 +1,10 @@
 """How much of the node's disk the cache of each volume may take.
 
-Every volume has a cache directory of its own, so that none reads or evicts what is another's. What a manifest asks for
-has a ceiling (CACHE_SIZE_VOLUME), all volumes together have one (CACHE_SIZE_NODE), and a part of the disk stays free,
-since the kubelet ends pods when it runs out. The rest is shared fairly: nobody gets less than an equal share unless he
-wants less. Directories of volumes that have left the node stay until the room is wanted: they may come back.
-
-Threads: any; one round at a time.
+Every volume has a cache directory of its own, so that no volume reads or evicts another one's blocks. There is a limit
+for the size in a manifest (CACHE_SIZE_VOLUME) and for all volumes together (CACHE_SIZE_NODE), and a part of the disk
+stays free, because the kubelet evicts pods when the disk is full. The rest is shared fairly: a volume gets less than an
+equal share only if it wants less. The cache of a volume that has left the node stays until its space is needed, because
+the volume may return. Any thread may call, but only one round() may run at a time.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 _KEEP_FREE = (15, 100)
-"""Of the disk: the kubelet removes images when less is free, and pods below a tenth."""
+"""The part of the disk that stays free, 15 %: with less the kubelet removes images, and with less than 10 % pods."""
 _HEADROOM = 50
-"""A volume wants what it has and this part of the node's ceiling more, or a quarter of what it has."""
+"""A volume wants what it uses now, and in addition 1/_HEADROOM of the node's limit or a quarter of its use, if more."""
 LEAST_BYTES = 32 << 20
-"""Of each volume, also on a full disk: a mount without a cache reads each block again and again."""
+"""Each volume's share even on a full disk, because a mount without a cache would fetch each block again and again."""
 _GOING = ".going-"
 
 
 def fair_shares(total: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Max-min fairness: an equal share for each, and what one does not want for the others."""
+    """Divide `total` by max-min fairness: equal shares, and what a volume does not want is divided among the others."""
     shares: dict[str, int] = {}
     left = max(0, total)
     for number, (name, wish) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
@@ -48,14 +47,14 @@ def fair_shares(total: int, wanted: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Of one volume: bytes that it takes, and the most that it may ever take."""
+    """A volume's cache. used: the bytes that it takes up; limit: the most that it may ever take up."""
 
     used: int
     limit: int
 
 
 def shares_of(total: int, caches: Mapping[str, Cache], node_bytes: int) -> dict[str, int]:
-    """What each may take of `total`: first what it is about to use, then what is left."""
+    """Divide `total` among the caches: first by what each is likely to use soon, then the rest by their limits."""
     wanted = {
         name: min(each.limit, each.used + max(node_bytes // _HEADROOM, each.used // 4)) for name, each in caches.items()
     }
@@ -65,7 +64,7 @@ def shares_of(total: int, caches: Mapping[str, Cache], node_bytes: int) -> dict[
 
 
 class CacheShares:
-    """The caches of the node. limits: by volume that is mounted, as its manifest and the ceiling say."""
+    """The shares of all volumes on the node."""
 
     def __init__(self, settings: Settings) -> None:
         self._root = settings.cache_dir
@@ -76,7 +75,7 @@ class CacheShares:
         self._shares: dict[str, int] = {}
 
     def admit(self, volume_id: str, limit: int) -> int:
-        """What a volume that is mounted, or mounted already, may take until the next round."""
+        """Return the share, until the next round, of a volume that is being mounted. limit: its largest share."""
         with self._lock:
             self._limits[volume_id] = limit
             if volume_id not in self._shares:
@@ -87,7 +86,7 @@ class CacheShares:
             return min(limit, self._shares[volume_id])
 
     def leave(self, volume_id: str, *, for_good: bool) -> None:
-        """A volume has left the node. for_good: it never comes back (an inline volume), so its cache goes, too."""
+        """Note that a volume has left the node. for_good: it never returns (an inline volume), so remove its cache."""
         with self._lock:
             self._limits.pop(volume_id, None)
             self._shares.pop(volume_id, None)
@@ -96,17 +95,17 @@ class CacheShares:
             _remove(directory)
         else:
             with suppress(OSError):
-                os.utime(directory / cacheusage.NAME)  # of those that are left behind the oldest go first
+                os.utime(directory / cacheusage.NAME)  # caches that were left longest ago are removed first
 
     def give(self, volume_id: str, size: int) -> None:
-        """A volume takes this much from now on."""
+        """Note that a volume has this share from now on."""
         with self._lock:
             self._shares[volume_id] = size
 
     def round(self, mounted: Mapping[str, int]) -> list[tuple[str, int]]:
-        """New shares of the mounted volumes that get another one, those that get less first.
+        """Compute new shares; return the mounted volumes whose share changes, those that get less first.
 
-        mounted: by volume what it may take now, for those that were mounted before this process began.
+        mounted: the present shares of the mounted volumes; they are used for volumes mounted before this process began.
         """
         with self._lock:
             for volume_id, size in mounted.items():
@@ -129,7 +128,7 @@ class CacheShares:
         return self._root / key_of(volume_id)
 
     def _total(self, used: int, mounted: int) -> int:
-        """What all caches may take together now."""
+        """Return how many bytes all caches together may take up now; `used` is what they take up."""
         least = min(self._node_bytes, LEAST_BYTES * mounted)
         try:
             disk = os.statvfs(self._root)
@@ -139,7 +138,7 @@ class CacheShares:
         return max(least, min(self._node_bytes, used + free - size * _KEEP_FREE[0] // _KEEP_FREE[1]))
 
     def _left_behind(self, mounted: set[str]) -> dict[Path, int]:
-        """Bytes by directory of a volume that is not mounted, those used longest ago first."""
+        """Return the bytes of each directory of a volume that is not mounted, the one left longest ago first."""
         found: list[tuple[float, Path]] = []
         with suppress(OSError):
             for each in os.scandir(self._root):
@@ -148,16 +147,16 @@ class CacheShares:
                         noted = os.stat(os.path.join(each.path, cacheusage.NAME), follow_symlinks=False)
                         found.append((noted.st_mtime, Path(each.path)))
                         continue
-                    _remove(Path(each.path))  # half gone, or nothing of ours
+                    _remove(Path(each.path))  # partly removed, or not a cache
         return {path: self._used(path) for _, path in sorted(found)}
 
     def _used(self, directory: Path) -> int:
-        """As its owner notes it; a mount server that was taken over notes what it likes."""
+        """Return the use that the mount server has noted, limited because a hacked server may note any number."""
         return min(cacheusage.noted_bytes(directory), self._volume_bytes)
 
 
 def _removed_until(left: Mapping[Path, int], room: int) -> int:
-    """Remove directories, the first ones first, until the others fit; what these take."""
+    """Remove directories from the first on until the others fit in `room`; return the bytes of those that are left."""
     kept = sum(left.values())
     for path, size in left.items():
         if kept <= room:
@@ -169,7 +168,7 @@ def _removed_until(left: Mapping[Path, int], room: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """At once for who comes back meanwhile, who gets a new one."""
+    """Remove a directory; it is renamed first, so that a volume that returns at this moment gets a new one."""
     going = path if path.name.startswith(_GOING) else path.with_name(_GOING + path.name)
     with suppress(OSError):
         if going != path:

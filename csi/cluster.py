@@ -1,5 +1,5 @@
-"""What the node plugin asks of the API server: Datastores, by name or by their volume, its Node's start-up taint, and
-to keep what its pods use.
+"""The node plugin's requests to the API server: about Datastores, by name or by volume, its Node's start-up taint, and
+the ConfigMap in which it reports its pods' usage.
 
 Errors of every method: those of datastore.kubeclient.
 """
@@ -23,9 +23,9 @@ TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What an inline volume that names a Datastore is of. secret: of the Datastore's namespace; '': it has none.
+    """The Datastore that an inline volume names. attributes: its volume's volumeAttributes, with the present settings.
 
-    ending: it is being deleted.
+    secret: its Secret's name, or '' without a Secret in its own namespace. ending: it is being deleted.
     """
 
     attributes: Mapping[str, str]
@@ -35,20 +35,20 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a Datastore's status says for its mounts. settings: status.mount; usage: bytes and objects, as counted."""
+    """A Datastore's status, as far as its mounts need it. settings: status.mount; usage: counted bytes and objects."""
 
     settings: Mapping[str, Any] | None = None
     usage: tuple[int, int] | None = None
 
 
 class Cluster:
-    """The cluster that we run in."""
+    """The cluster in which the driver runs."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     def named(self, namespace: str, name: str) -> Named:
-        """A Datastore's volume. Errors: NotFound; Refused when it has none of ours."""
+        """Return a Datastore's volume. Errors: NotFound; Refused when it has no volume of this driver."""
         found = self._datastore(namespace, name)
         if (found.get("spec") or {}).get("claim"):
             raise Refused(f"Datastore {namespace}/{name} is another driver's volume; use its claim")
@@ -68,7 +68,7 @@ class Cluster:
         )
 
     def seen(self, handle: VolumeHandle) -> Seen:
-        """The Datastore of a volume. Errors: NotFound, also when another one has its name now."""
+        """Return the status of a volume's Datastore. Errors: NotFound, also when a newer Datastore has its name."""
         found = self._datastore(handle.namespace, handle.name)
         if found["metadata"]["uid"] != handle.uid:
             raise NotFound(f"Datastore {handle.namespace}/{handle.name} is another one now")
@@ -79,7 +79,7 @@ class Cluster:
         return Seen(settings=status.get("mount"), usage=usage)
 
     def remove_taint(self, node: str, key: str) -> bool:
-        """Whether it was there. Errors: NotFound; Conflict when the node keeps changing."""
+        """Remove a taint; return whether it was there. Errors: NotFound; Conflict when the Node keeps changing."""
         tries = TRIES
         while True:
             found = self._client.get(NODES, node)
@@ -89,7 +89,7 @@ class Cluster:
             others = [taint for taint in taints if taint.get("key") != key]
             if len(others) == len(taints):
                 return False
-            # With the version, so that a taint which another one adds meanwhile is not lost.
+            # With the resourceVersion, so that a taint which another client adds now is not lost.
             version = {"resourceVersion": found["metadata"]["resourceVersion"]}
             tries -= 1
             try:
@@ -101,14 +101,14 @@ class Cluster:
                 return True
 
     def usage(self, node: str) -> dict[str, str]:
-        """What was told last of the pods of a node. By a change of nothing: we have no right to read ConfigMaps."""
+        """Return the last report on a node's pods; by an empty patch, because the plugin may not read ConfigMaps."""
         try:
             return dict(self._client.patch(CONFIGMAPS, usage_name(node), {}).get("data") or {})
         except NotFound:
             return {}
 
     def tell_usage(self, node: str, data: Mapping[str, str]) -> None:
-        """Tell what the pods of a node use, in an object that goes with the Node. Errors: NotFound without a Node."""
+        """Report the usage of a node's pods, in a ConfigMap that the Node owns. Errors: NotFound without a Node."""
         try:
             found = self._client.patch(CONFIGMAPS, usage_name(node), {"data": dict(data)})
         except NotFound:

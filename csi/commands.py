@@ -1,10 +1,10 @@
-"""Commands with a deadline: mount(8), umount(8), and whatever else touches a mount that may be dead.
+"""Commands with a timeout: mount(8), umount(8), and all others that touch a mount whose server may be dead.
 
-A system call on a dead mount can hang its thread for good; a process is left behind instead. It is killed with its
-group, and nearly always that ends it: what waits for an NFS or a mount server is killable. One that the kernel does not
-let go of (state D) is counted, and as long as it lives no other command is run for the same place. The commands are
-told not to look at the paths (-c) and to run no helpers (-i). Places are found in mountinfo, never by stat.
-Threads: any.
+A system call on a dead mount can hang its thread for ever, so it is made in a child process. After the timeout this is
+killed with its process group, which nearly always ends it, because a wait for an NFS or mount server is killable. A
+process that the kernel does not let go (state D) is counted, and while it lives no other command is run for the same
+path. The commands do not resolve paths (-c) and run no helpers (-i). Mounts are found in mountinfo, never by stat.
+Any thread may call.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TIMEOUT_S = 15.0
 KILLED_TIMEOUT_S = 1.0
 REMOVE_S = 600.0
 LAYERS = 16
-"""Mounts on one place that are taken away; more were made by a loop somewhere."""
+"""How many mounts on one path are unmounted; more of them are a sign of a program that mounts in a loop."""
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what can be of a directory that a mount server writes to: if somebody took it over, very deep ones too."""
+    """Remove a directory that a mount server writes to, as far as possible; a hacked server may nest it very deeply."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:
@@ -47,14 +47,14 @@ class _LeftBehind(NamedTuple):
 
 
 class Commands:
-    """INVARIANT: `_left` has every process of ours that outlived its SIGKILL, and none that has ended since."""
+    """Runs commands. INVARIANT: `_left` has all processes that outlived their SIGKILL; those that end are removed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left: list[_LeftBehind] = []
 
     def left_behind(self, place: str = "") -> int:
-        """How many processes hang in the kernel although they were killed; with a place those that work on it."""
+        """Return how many killed processes still hang in the kernel; with a path as `place`, those that work on it."""
         with self._lock:
             self._left = [each for each in self._left if each.process.poll() is None]
             return sum(not place or each.place == place for each in self._left)
@@ -68,10 +68,10 @@ class Commands:
         timeout_s: float = TIMEOUT_S,
         environment: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Its standard output. place: what it works on; given: its input; environment: more of it.
+        """Return a command's standard output. place: the path it works on; given: its input; environment: additions.
 
-        Errors: MountFailed with what it said; CommandTimeout, its process group killed, or when an earlier one still
-        hangs at the same place.
+        Errors: MountFailed with the last line of its standard error; CommandTimeout when its process group was killed,
+        or when an earlier command still hangs at the same place.
         """
         if self.left_behind(place):
             raise CommandTimeout(f"{place}: an earlier command still hangs there in the kernel, and can't be ended")
@@ -107,10 +107,7 @@ class Commands:
                 self._left.append(_LeftBehind(process, place))
 
     def bind(self, source: str, target: str, *, read_only: bool) -> None:
-        """Show what is mounted at `source` also at `target`, an existing directory.
-
-        Errors: MountFailed, CommandTimeout.
-        """
+        """Bind-mount `source` at `target`, an existing directory. Errors: MountFailed, CommandTimeout."""
         self.run(["mount", "-c", "-i", "-n", "--bind", "--", source, target], place=target)
         if read_only:
             try:
@@ -121,23 +118,20 @@ class Commands:
                 raise
 
     def unmount(self, path: str) -> None:
-        """Take away what is mounted there, unless it is in use; nothing there is success.
-
-        Errors: MountFailed, CommandTimeout.
-        """
+        """Unmount what is mounted at the path, if anything. Errors: CommandTimeout; MountFailed when it is in use."""
         if mountinfo.read().at(path) is None:
             return
         try:
             self.run(["umount", "-c", "-i", "-n", "--", path], place=path)
         except MountFailed:
-            if mountinfo.read().at(path) is not None:  # else its own server took it away meanwhile
+            if mountinfo.read().at(path) is not None:  # else the mount's own server has unmounted it
                 raise
 
     def unmount_all(self, path: str) -> None:
-        """Take away what is mounted there, all layers, also a dead mount or one in use; nothing there is success.
+        """Unmount all mounts at the path, if there are any, even those that are dead or in use.
 
-        It is lazy: the place is free at once. What the kernel does for the last user of a mount comes after that, and
-        may take as long as its server is away; that is nobody's to wait for. Errors: MountFailed, CommandTimeout.
+        The unmount is lazy: the path is free at once, and the kernel ends the mount after its last user, which may take
+        until its server is back; nobody waits for that. Errors: MountFailed, CommandTimeout.
         """
         for _ in range(LAYERS):
             layers = mountinfo.read().count(path)
@@ -146,13 +140,13 @@ class Commands:
             try:
                 self.run(["umount", "-c", "-i", "-n", "-l", "--", path], place=path)
             except (MountFailed, CommandTimeout):
-                if mountinfo.read().count(path) >= layers:  # else it, or somebody else, has taken it away
+                if mountinfo.read().count(path) >= layers:  # else this or another process has unmounted it
                     raise
         raise MountFailed(f"{path}: there is always another mount")
 
 
 def make_directory(path: str) -> None:
-    """Create it with its parents, for root only; one that is there stays, and is not looked into."""
+    """Create a directory and its parents, private to root; a mount point is left alone and never touched."""
     if mountinfo.read().at(path) is not None:
         return
     parent = Path(path).parent
@@ -165,7 +159,7 @@ def make_directory(path: str) -> None:
 
 
 def remove_directory(path: str) -> None:
-    """Remove the empty directory; one that is gone is success. Errors: MountFailed."""
+    """Remove an empty directory, or a file, if it is there. Errors: MountFailed."""
     try:
         os.rmdir(path)
     except FileNotFoundError:

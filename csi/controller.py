@@ -1,7 +1,7 @@
-"""The controller service: volumes made from a StorageClass's parameters, for provisioners that speak CSI.
+"""The controller service: it makes volumes from a StorageClass's parameters, for provisioners that speak CSI.
 
-The controller (datastore.controller) provisions claims itself, without a sidecar; this is for clusters that run
-external-provisioner, and for csi-sanity. Where the data is made is a Provisioner's matter.
+The controller (datastore.controller) provisions claims itself, without a sidecar; this service is for clusters that run
+external-provisioner, and for csi-sanity. A Provisioner decides where the data is stored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .status import answered
 
 THREADS = 16
 DEFAULT_BYTES = 1 << 40
-"""Capacity of a volume for which none is asked: a bucket has no limit, and a claim has to show some number."""
+"""The capacity of a volume for which none is requested: a bucket has no limit, but a claim has to show a number."""
 
 _RPC = csi.ControllerServiceCapability.RPC
-# Not GET_CAPACITY: no S3 API says how much a bucket may still take, and a number that never changes would have a CO
-# choose or refuse places by it.
+# Not GET_CAPACITY: no S3 API says how much more a bucket can store, and a container orchestrator would schedule by any
+# number that we made up.
 CAPABILITIES = (
     _RPC.CREATE_DELETE_VOLUME,
     _RPC.EXPAND_VOLUME,
@@ -52,15 +52,15 @@ class Provisioner(Protocol):
     def create(
         self, name: str, capacity_bytes: int, parameters: Mapping[str, str], secrets: Mapping[str, str]
     ) -> Provisioned:
-        """Make it, or find it made. Errors: VolumeConflict when the name is taken by another one."""
+        """Make a volume unless it is there. Errors: VolumeConflict when another volume has this name."""
         ...
 
     def delete(self, volume_id: str, secrets: Mapping[str, str]) -> None:
-        """Remove what create() made; an unknown volume is success."""
+        """Remove what create() made; do nothing for an unknown volume."""
         ...
 
     def exists(self, volume_id: str, context: Mapping[str, str], secrets: Mapping[str, str]) -> bool:
-        """Whether it is there."""
+        """Return whether the volume is there."""
         ...
 
 
@@ -73,7 +73,7 @@ class Controller(ControllerServicer):
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="controller")
 
     async def _run(self, key: str, work: Callable[[], Result]) -> Result:
-        """In a thread; one call at a time for a volume."""
+        """Call `work` in a thread. Errors: VolumeBusy while another call for the same key runs."""
 
         def locked() -> Result:
             with self._locks.hold(key):
@@ -83,7 +83,6 @@ class Controller(ControllerServicer):
 
     @answered
     async def CreateVolume(self, request: csi.CreateVolumeRequest) -> csi.CreateVolumeResponse:
-        """Make a volume."""
         name = parse.needed("name", request.name)
         parse.access_of_bucket(request.volume_capabilities)
         if request.HasField("volume_content_source"):
@@ -99,7 +98,6 @@ class Controller(ControllerServicer):
 
     @answered
     async def DeleteVolume(self, request: csi.DeleteVolumeRequest) -> csi.DeleteVolumeResponse:
-        """Remove a volume."""
         volume_id = parse.needed("volume_id", request.volume_id)
         await self._run(volume_id, partial(self._provisioner.delete, volume_id, dict(request.secrets)))
         return csi.DeleteVolumeResponse()
@@ -108,7 +106,7 @@ class Controller(ControllerServicer):
     async def ValidateVolumeCapabilities(
         self, request: csi.ValidateVolumeCapabilitiesRequest
     ) -> csi.ValidateVolumeCapabilitiesResponse:
-        """Whether a volume can be used as asked; every access mode can."""
+        """Confirm that a volume can be used as requested; all access modes are supported."""
         volume_id = parse.needed("volume_id", request.volume_id)
         parse.access_of_bucket(request.volume_capabilities)
         await self._check_there(volume_id, dict(request.volume_context), dict(request.secrets))
@@ -124,7 +122,7 @@ class Controller(ControllerServicer):
     async def ControllerExpandVolume(
         self, request: csi.ControllerExpandVolumeRequest
     ) -> csi.ControllerExpandVolumeResponse:
-        """Nothing in the store changes; the node shows it larger."""
+        """Accept a new size. Nothing changes in the storage; the node shows the volume larger."""
         volume_id = parse.needed("volume_id", request.volume_id)
         if not request.HasField("capacity_range"):
             raise InvalidManifest("capacity_range is missing")
@@ -136,7 +134,6 @@ class Controller(ControllerServicer):
     async def ControllerGetCapabilities(
         self, _request: csi.ControllerGetCapabilitiesRequest
     ) -> csi.ControllerGetCapabilitiesResponse:
-        """What this service can."""
         return csi.ControllerGetCapabilitiesResponse(
             capabilities=[csi.ControllerServiceCapability(rpc=_RPC(type=each)) for each in CAPABILITIES]
         )
@@ -147,7 +144,7 @@ class Controller(ControllerServicer):
 
 
 def capacity(asked: csi.CapacityRange) -> int:
-    """The size to give, in bytes. Errors: InvalidManifest."""
+    """Return the size of the volume to make, in bytes. Errors: InvalidManifest."""
     required, limit = asked.required_bytes, asked.limit_bytes
     if required < 0 or limit < 0 or (limit and required > limit):
         raise InvalidManifest("capacity_range: required_bytes has to be at most limit_bytes, and neither below 0")

@@ -1,9 +1,9 @@
-"""The Datastores of this node's volumes: how they are mounted and how full they are, as the API server said last.
+"""The Datastores of this node's volumes: their mount settings and used space, as the API server reported them last.
 
-A PersistentVolume says which data it is, and how that was shown when it was made. How it is shown now stands in the
-Datastore's status.mount. That is asked for when a volume is staged, when it is published and now and then in between,
-at most every FRESH_S; one answer serves settings and use. The newest settings are kept on the node's disk, without
-secrets, so that a volume is mounted with them while the API server is away. Threads: any.
+A PersistentVolume has the location of the data, and the settings of the time when the volume was made. The present
+settings are in the Datastore's status.mount. They are requested when a volume is staged or published, and now and then
+in between, at most every FRESH_S; one answer has settings and usage. The newest settings are kept on the node's disk,
+without secrets, for mounts while the API server is away. Threads: any.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .request import key_of
 log = logging.getLogger(__name__)
 
 FRESH_S = 30.0
-"""What was asked for so short a time ago is not asked for again, unless the volume is staged."""
+"""How long an answer of the API server is used before it is requested again, unless the volume is staged."""
 AGAIN_S = 300.0
-"""The controller counts every 15 minutes."""
+"""Between two refreshes of a volume. The controller counts a Datastore's bytes and objects every 15 minutes."""
 NOT_YET_S = 20.0
-"""Until the next try, for a volume that has just been made, or when nobody answers."""
+"""Until the next try, when a volume's usage is not known yet, or when the API server or the mount daemon is away."""
 REMEMBERED = 1000
-"""Volumes that are no longer here whose settings are kept."""
+"""How many volumes' settings are kept on the disk, with those of volumes that have left the node."""
 
 Context = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """A volume as it is to be mounted now. usage: bytes and objects; None: nobody has counted."""
+    """A volume as it is to be mounted now. usage: bytes and objects; None: they have not been counted."""
 
     context: Context
     usage: tuple[int, int] | None = None
 
 
 class Datastores:
-    """Asks, and remembers. cluster: None outside of one."""
+    """Requests the settings and usage of Datastores, and caches them. cluster: None outside a cluster."""
 
     def __init__(self, cluster: Cluster | None, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
@@ -60,12 +60,12 @@ class Datastores:
         self._away_until_s = 0.0
 
     def current(self, volume_id: str, context: Context, *, fresh: bool = False) -> Current:
-        """The volume's context with the settings that count now. fresh: ask, whenever it was asked for last."""
+        """Return the volume's context with its present settings. fresh: request them, even if the last ones are new."""
         if not _is_ours(volume_id):
             return Current(context)
         seen = self.seen(volume_id, 0.0 if fresh else FRESH_S)
         base, known = identity_of(context), self._read(volume_id)
-        # A volume that was made anew since has newer settings than what is on the disk.
+        # Settings on the disk are ignored when the volume has been made anew since.
         settings = known["settings"] if known.get("context") == base else None
         if seen is not None and seen.settings is not None:
             settings = dict(seen.settings)
@@ -75,17 +75,17 @@ class Datastores:
             return Current(context, usage)
         try:
             return Current(with_settings(context, settings), usage)
-        except InvalidManifest as error:  # of a later release, perhaps: the volume's own do
+        except InvalidManifest as error:  # perhaps of a later release; the volume's own settings are used
             log.warning("settings that are not understood are left out", extra=fields(volume=volume_id, error=error))
             return Current(context, usage)
 
     def again(self, volume_id: str) -> Current | None:
-        """The same of a volume that was asked for before; None for another one."""
+        """Return current() of a volume that it was called for before, from the context on the disk; else None."""
         context = self._read(volume_id).get("context")
         return None if context is None else self.current(volume_id, context)
 
     def seen(self, volume_id: str, younger_s: float) -> Seen | None:
-        """What the API server says of the volume's Datastore; None: it has none, or does not answer."""
+        """Return the status of the volume's Datastore, None if unknown. A status older than younger_s is requested."""
         if not _is_ours(volume_id):
             return None
         now = self._clock()
@@ -107,7 +107,7 @@ class Datastores:
         return found
 
     def forget(self, volume_id: str) -> None:
-        """The volume is no longer here. What is on the disk stays: it may come again while the API server is away."""
+        """Forget a volume that has left the node. The REMEMBERED newest settings stay on the disk, for its return."""
         with self._lock:
             self._seen.pop(volume_id, None)
         with suppress(OSError):
@@ -132,7 +132,7 @@ class Datastores:
             written = path.with_suffix(".new")
             written.write_text(text)
             written.replace(path)
-        except OSError as error:  # a full disk: the API server has them too
+        except OSError as error:  # e.g. a full disk; the API server has the settings too
             log.warning("settings are not kept on the disk", extra=fields(volume=volume_id, error=error))
 
     def _path(self, volume_id: str) -> Path:
@@ -140,7 +140,7 @@ class Datastores:
 
 
 def _is_ours(volume_id: str) -> bool:
-    """Whether it is a Datastore's; inline volumes and those of other provisioners are not."""
+    """Return whether it is a Datastore's volume; inline volumes and those of other provisioners are not."""
     try:
         VolumeHandle.parse(volume_id)
     except InvalidManifest:
@@ -149,20 +149,18 @@ def _is_ours(volume_id: str) -> bool:
 
 
 class Refresher:
-    """Brings what is mounted to what the API server says, each volume in its turn. One thread at a time."""
+    """Applies Datastores' present settings to the mounted volumes, one volume at a time. Not thread-safe."""
 
     def __init__(self, volumes: Callable[[], list[str]], refresh: Callable[[str], bool]) -> None:
-        """refresh: asks for a volume and applies the answer; whether that is known by now.
-
-        Errors: VolumeBusy, NotAnswering: it is asked again soon.
-        """
+        """refresh: requests a volume's settings and applies them; returns whether its usage is known. Its errors:
+        VolumeBusy, NotAnswering; then it is called again soon."""
         self._volumes = volumes
         self._refresh = refresh
         self._next_s: dict[str, float] = {}
         self._away_until_s = 0.0
 
     def look(self, now_s: float) -> None:
-        """Those whose turn it is; ends early when the mount daemon is away."""
+        """Refresh the volumes whose time has come; stop early when the mount daemon is away. now_s: monotonic time."""
         if now_s < self._away_until_s:
             return
         mounted = self._volumes()

@@ -1,11 +1,11 @@
-"""What can go wrong in the driver beside datastore.errors; status.py gives each its gRPC code.
+"""The driver's own errors, beside datastore.errors; status.py has the gRPC code of each.
 
 DatastoreError
  |- VolumeBusy       another call works on the volume: ask again
- |- VolumeNotFound   no such volume, or not where it should be
- |- VolumeConflict   it is there, but not as asked for
- |- Refused          the state of things forbids it, and asking again won't help
- |- CommandTimeout   a command was given up; its processes are ended
+ |- VolumeNotFound   there is no such volume, or it is not where it should be
+ |- VolumeConflict   the volume is there, but with other properties than requested
+ |- Refused          the present state does not allow it, and a retry won't help until that changes
+ |- CommandTimeout   a command was given up, and its processes were killed
  |- NotAnswering     the mount daemon, a supervisor or a mount server does not answer: it is being replaced
  |- DaemonOutdated   the mount daemon is of an earlier release: its pod has to be replaced
  '- Unsent           changes could not be uploaded; they are kept on this node's disk
@@ -23,15 +23,15 @@ class VolumeBusy(DatastoreError):
 
 
 class VolumeNotFound(DatastoreError):
-    """No such volume."""
+    """There is no such volume, or it is not where it should be."""
 
 
 class VolumeConflict(DatastoreError):
-    """The volume is there, but not as asked for."""
+    """The volume is there, but with other properties than requested."""
 
 
 class Refused(DatastoreError):
-    """Not in this state of things."""
+    """The present state does not allow the operation."""
 
 
 class CommandTimeout(DatastoreError):
@@ -39,17 +39,17 @@ class CommandTimeout(DatastoreError):
 
 
 class DaemonOutdated(DatastoreError):
-    """The mount daemon does not know what is asked of it."""
+    """The mount daemon is of an earlier release and does not understand the request."""
 
 
 class Unsent(DatastoreError):
-    """Changes are not in the storage yet."""
+    """Changes could not be uploaded yet; they are on this node's disk."""
 
 
 _OURS = (VolumeBusy, VolumeNotFound, VolumeConflict, Refused, CommandTimeout, NotAnswering, DaemonOutdated, Unsent)
 
 
 def error_named(kind: str, text: str) -> DatastoreError:
-    """The error that another of our processes reported by the name of its class."""
+    """Make the error that another of our processes has reported, from its class's name and its text."""
     ours = {each.__name__: each for each in _OURS}
     return ours[kind](text) if kind in ours else known.error_named(kind, text, MountFailed)

@@ -1,7 +1,7 @@
-"""Mounts by our own engine: a supervisor and a mount server for each, which the node's mount daemon runs.
+"""Mounts by our own engine; the node's mount daemon runs a supervisor and a mount server for each.
 
-INVARIANT: `handles` has copies of the descriptors of each mount that this process asked for or found at its start,
-until it is unmounted: a mount daemon that starts anew takes them from here. Threads: any.
+INVARIANT: from the time when this process asked for a mount or found it at its start, until the unmount, `handles` has
+copies of the mount's descriptors; a restarted mount daemon gets them from here. Any thread may call.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ENGINES = {
     "sftp": "our engine over SSH",
     "glusterfs": "GlusterFS's own client, which our mount daemon runs",
 }
-"""In words for people, by the kind of the source."""
+"""How a volume is mounted, in words, by the kind of its source; for other kinds it is our engine over FUSE."""
 
 
 class FuseMounter:
     """See mounter.Mounter."""
 
     def __init__(self, settings: Settings, locks: VolumeLocks) -> None:
-        """locks: of the volumes, which adopt() takes; whoever calls the other methods holds the volume's."""
+        """locks: the volumes' locks. adopt() and share_caches() take them; for other changes the caller holds them."""
         self.handles = HandleTable()
         self._settings = settings
         self._locks = locks
@@ -52,14 +52,14 @@ class FuseMounter:
         self._daemon.ping()
 
     def adopt(self) -> None:
-        """Take copies of the mount daemon's handles, for a daemon to come. Errors: NotAnswering."""
+        """Take copies of the mount daemon's handles, for the next daemon. Errors: NotAnswering."""
         for handle in handles_of(self._settings.daemon_socket):
             try:
                 with self._locks.hold(handle.volume_id):
                     if mountinfo.read().at(handle.spec.mountpoint) is not None:
                         self.handles.put(handle)
                         continue
-            except VolumeBusy:  # that call knows better
+            except VolumeBusy:  # the call that holds the lock sets the handle
                 pass
             handle.close()
 
@@ -75,7 +75,7 @@ class FuseMounter:
         return MountHandle(volume_id=volume_id, spec=handle.spec, ephemeral=handle.ephemeral)
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
-        """See Mounter. Of the cache that the specification asks for the volume gets its share."""
+        """See Mounter. The volume's cache is limited to its share of the node's cache space."""
         share_bytes = self._shares.admit(volume_id, spec.cache_size_bytes)
         try:
             self._mount(volume_id, replace(spec, cache_size_bytes=share_bytes), ephemeral=ephemeral)
@@ -105,14 +105,14 @@ class FuseMounter:
         self._shares.leave(volume_id, for_good=handle is not None and handle.ephemeral)
 
     def resize(self, volume_id: str, size_bytes: int) -> None:
-        """See Mounter; a volume without a capacity has room for everything already."""
+        """See Mounter. A volume without a capacity, which is shown as unlimited, is left as it is."""
         handle = self.handles.get(volume_id)
         mounted = handle is not None and mountinfo.read().at(handle.spec.mountpoint) is not None
         if handle is not None and mounted and 0 < handle.spec.capacity_bytes < size_bytes:
             self._mount(volume_id, replace(handle.spec, capacity_bytes=size_bytes), ephemeral=handle.ephemeral)
 
     def share_caches(self) -> None:
-        """Give each volume its share of the node's cache; one that is busy gets it the next time."""
+        """Give each volume its share of the node's cache space; a volume that is busy gets it the next time."""
         handles = {each: handle for each in self.volumes() if (handle := self.handles.get(each)) is not None}
         sizes = {each: handle.spec.cache_size_bytes for each, handle in handles.items()}
         for volume_id, size_bytes in self._shares.round(sizes):
@@ -124,7 +124,7 @@ class FuseMounter:
                     self._shares.give(volume_id, size_bytes)
 
     def stats(self, volume_id: str) -> Stats:
-        """See Mounter. Asks the mount's server how it is, never the mount."""
+        """See Mounter. This asks the mount's server over its control socket, and never touches the mount."""
         handle = self.handles.get(volume_id)
         if handle is None:
             return Stats(0, 0, 0, 0, "", "it is not mounted")
@@ -139,12 +139,12 @@ class FuseMounter:
         return shown._replace(trouble=_trouble(answer))
 
     def metrics(self) -> list[Sample]:
-        """None: the mount daemon tells those of its mounts."""
+        """Return nothing: the mount daemon serves the metrics of its mounts."""
         return []
 
 
 def _outdated(node: str, error: DaemonOutdated) -> str:
-    """What to do about a mount daemon that was not replaced with the node plugin (docs/OPERATIONS.md, "Upgrade")."""
+    """Say what to do about a mount daemon that is older than the node plugin (docs/OPERATIONS.md, "Upgrade")."""
     return (
         f"the mount daemon of node {node} is older than its node plugin ({error}). Delete its pod, and programs on that"
         f" node pause for seconds: kubectl delete pod -A -l {PODS_OF}mount-daemon --field-selector spec.nodeName={node}"
@@ -152,7 +152,7 @@ def _outdated(node: str, error: DaemonOutdated) -> str:
 
 
 def _trouble(answer: Mapping[str, Any]) -> str:
-    """What a server's status says is wrong, for people; ''."""
+    """Say in words what is wrong according to a server's status, or ''."""
     if answer.get("ok") is not True:
         return "the mount server reports no status"
     unsent = answer.get("unsent")

@@ -1,7 +1,7 @@
-"""A mount's descriptors, and what a supervisor needs to go on with it; the mount daemon and the plugin both have them.
+"""Mount handles: a mount's descriptors, and all else that a supervisor needs to continue the mount.
 
-A mount lives while one process has its device open, so either pod may be replaced; whoever comes back takes it from
-the other. Nothing of it is on disk, because the specification holds keys.
+A mount lives while a process has its FUSE device open. The mount daemon and the plugin both have handles, so either pod
+may be replaced and gets them back from the other. They are not written to disk, because the specification holds keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountHandle:
-    """One mount. The descriptors are this process's own copies; close() ends only these."""
+    """The handle of one mount. Its descriptors are this process's own copies; close() closes only these."""
 
     volume_id: str
     spec: MountSpec
@@ -36,7 +36,7 @@ class MountHandle:
     opens_fd: int = field(repr=False)
 
     def document(self) -> frames.Message:
-        """Everything but the descriptors; secrets included: for a private socket only."""
+        """Return all but the descriptors, with the secrets: only for a private socket."""
         return {
             "volume": self.volume_id,
             "spec": self.spec.to_json(),
@@ -46,15 +46,15 @@ class MountHandle:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """As they travel."""
+        """The descriptors in the order in which they are sent."""
         return self.device_fd, self.opens_fd
 
     def duplicate(self) -> MountHandle:
-        """With descriptors of its own."""
+        """Return a copy with descriptors of its own."""
         return replace(self, device_fd=os.dup(self.device_fd), opens_fd=os.dup(self.opens_fd))
 
     def close(self) -> None:
-        """Close the descriptors; once."""
+        """Close the descriptors; to be called once."""
         for descriptor in self.descriptors:
             with suppress(OSError):
                 os.close(descriptor)
@@ -66,12 +66,12 @@ def send_handle(stream: socket.socket, handle: MountHandle) -> None:
 
 
 def receive_handle(stream: socket.socket, timeout_s: float) -> MountHandle:
-    """Errors: NotAnswering, also for a message that is no mount; InvalidManifest for one of another release."""
+    """Errors: NotAnswering, also for a message that is no handle; InvalidManifest for a handle of another release."""
     return parse_handle(*frames.receive(stream, timeout_s))
 
 
 def parse_handle(message: frames.Message, descriptors: list[int]) -> MountHandle:
-    """The mount in a message; takes the descriptors. Errors: as receive_handle()."""
+    """Return the handle in a message; it owns the descriptors. An error closes them. Errors: as receive_handle()."""
     try:
         device_fd, opens_fd = descriptors
         return MountHandle(
@@ -91,14 +91,14 @@ def parse_handle(message: frames.Message, descriptors: list[int]) -> MountHandle
 
 
 class HandleTable:
-    """The handles that a process has, by volume. Threads: any. INVARIANT: each entry's descriptors are open."""
+    """The handles of a process, by volume. Any thread may use it. INVARIANT: each entry's descriptors are open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._handles: dict[str, MountHandle] = {}
 
     def put(self, handle: MountHandle) -> None:
-        """Keep this one from now on, in place of another of the same volume."""
+        """Keep the handle, and close an earlier one of the same volume."""
         with self._lock:
             before = self._handles.get(handle.volume_id)
             self._handles[handle.volume_id] = handle
@@ -106,25 +106,25 @@ class HandleTable:
             before.close()
 
     def drop(self, volume_id: str) -> None:
-        """Close and forget; an unknown volume is left alone."""
+        """Close and forget a volume's handle, if there is one."""
         with self._lock:
             handle = self._handles.pop(volume_id, None)
         if handle is not None:
             handle.close()
 
     def clear(self) -> None:
-        """Close and forget all."""
+        """Close and forget all handles."""
         for volume_id in self.volumes():
             self.drop(volume_id)
 
     def copy(self, volume_id: str) -> MountHandle | None:
-        """With descriptors of its own, which the caller closes."""
+        """Return a copy of a volume's handle, whose descriptors the caller closes."""
         with self._lock:
             handle = self._handles.get(volume_id)
             return None if handle is None else handle.duplicate()
 
     def renew(self, volume_id: str, spec: MountSpec) -> None:
-        """Another specification for the same mount."""
+        """Note a new specification of the same mount."""
         with self._lock:
             handle = self._handles.get(volume_id)
             if handle is not None:
@@ -136,12 +136,11 @@ class HandleTable:
             return self._handles.get(volume_id)
 
     def volumes(self) -> list[str]:
-        """All volumes."""
         with self._lock:
             return list(self._handles)
 
     def export(self, stream: socket.socket) -> None:
-        """Send the count and copies of all. Errors: NotAnswering."""
+        """Send the number of handles, then copies of all. Errors: NotAnswering."""
         with self._lock:
             copies = [handle.duplicate() for handle in self._handles.values()]
         try:
@@ -154,7 +153,7 @@ class HandleTable:
 
 
 def fetch_handles(stream: socket.socket, timeout_s: float) -> list[MountHandle]:
-    """What export() sends, without those that an earlier or later release describes otherwise.
+    """Receive what export() sends; handles in another release's format are left out.
 
     Errors: NotAnswering; then no descriptor stays open.
     """

@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics over HTTP: GET /healthz, /readyz, /metrics. No dependency, a thread per request."""
+"""Liveness, readiness and metrics over HTTP: GET /healthz, /readyz, /metrics. Each request has a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 10.0
 CLIENTS = 16
-"""At a time. The port is open to every pod: who comes when there are as many takes the place of the oldest, so that
-nobody who only holds connections keeps the kubelet away."""
+"""The most connections at a time. The port is open to every pod, so a new connection beyond this ends the oldest one:
+a client that only holds connections can't lock the kubelet out."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Bounded(ThreadingHTTPServer):
-    """Serves CLIENTS at a time."""
+    """An HTTP server with at most CLIENTS connections at a time."""
 
     daemon_threads = True
     request_queue_size = 128
-    """What the library has, 5, is full at once when many come: then the kernel lets the kubelet wait for seconds."""
+    """The library's backlog of 5 fills up when many clients come; then the kernel delays the kubelet for seconds."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class Bounded(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own."""
+        """Serve the connection in a thread of its own; end the oldest connection if there are too many."""
         with self._lock:
             oldest = next(iter(self._clients)) if len(self._clients) >= CLIENTS else None
             if oldest is not None:
@@ -46,19 +46,18 @@ class Bounded(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """The end of a connection."""
         with self._lock:
             self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left, or had to, is no news."""
+        """Log errors, but not that a connection has ended."""
         if not isinstance(sys.exception(), OSError):
             log.exception("a page could not be made")
 
 
 class HealthServer:
-    """Listens on `port` of all addresses until stop(); port 0 does nothing."""
+    """Serves the pages on `port` of all addresses until stop(); with port 0 there is no server."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port listened on; 0 when it is off."""
+        """The port of the server; 0 when there is none."""
         return self._server.server_address[1] if self._server else 0
 
     def start(self) -> None:
@@ -101,7 +100,7 @@ class HealthServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Probes come every few seconds; they are not news."""
+                """Log nothing, because the probes come every few seconds."""
 
         try:
             # A pod's own address is not known here, and the kubelet asks from outside the pod.

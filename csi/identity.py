@@ -1,4 +1,4 @@
-"""The identity service: who the driver is, and whether it is ready."""
+"""The identity service: the driver's name, its capabilities, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPANSION = csi.PluginCapability(
 
 
 class Identity(IdentityServicer):
-    """controller: whether this process has the controller service; ready: whether it can work."""
+    """controller: whether this process has the controller service; ready: returns whether the driver can work."""
 
     def __init__(self, ready: Callable[[], bool], *, version: str, controller: bool) -> None:
         self._version = version
@@ -30,17 +30,15 @@ class Identity(IdentityServicer):
 
     @answered
     async def GetPluginInfo(self, _request: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
-        """Name and version."""
         return csi.GetPluginInfoResponse(name=DRIVER, vendor_version=self._version)
 
     @answered
     async def GetPluginCapabilities(
         self, _request: csi.GetPluginCapabilitiesRequest
     ) -> csi.GetPluginCapabilitiesResponse:
-        """What the whole driver can."""
         return csi.GetPluginCapabilitiesResponse(capabilities=self._capabilities)
 
     @answered
     async def Probe(self, _request: csi.ProbeRequest) -> csi.ProbeResponse:
-        """Whether it can work."""
+        """Return whether the driver can work."""
         return csi.ProbeResponse(ready=BoolValue(value=self._ready()))

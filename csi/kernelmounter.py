@@ -1,12 +1,12 @@
-"""Mounts by the kernel's own file systems: NFS, where the node's kernel has it.
+"""Mounts by the kernel's own file systems: NFS, if the node's kernel has it.
 
-Such a mount needs no process, so it goes on whatever becomes of ours; what is on disk here says which volume it is of.
-Its server may be away: then whoever touches the mount waits in the kernel. So nothing here does but commands that may
-be left behind (commands.py), and these only after the server has answered a question of ours, over our own connection.
+Such a mount needs no process of ours, so it outlives all of them; a file on the node's disk says to which volume it
+belongs. When its NFS server is away, a process that touches the mount hangs in the kernel. So only commands, which may
+be left behind (commands.py), touch it, and only after the server has answered a request over a connection of our own.
 
-The end of a volume whose server is away is a lazy unmount: the pod and the node let go of it at once. What programs
+A volume whose server is away is unmounted lazily, so that the pod and the node are free of it at once. What programs
 wrote and the server did not confirm stays in the kernel's memory, and is sent when the server is back.
-Threads: any; one call at a time for a volume.
+Any thread may call, but only one at a time for a volume.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ log = logging.getLogger(__name__)
 MOUNTSTATS = Path("/proc/self/mountstats")
 MOUNT_TIMEOUT_S = 45.0
 UNMOUNT_TIMEOUT_S = 45.0
-"""For what programs wrote and the server does not have yet. The kubelet gives a call two minutes, and comes again."""
+"""Time to send what programs wrote and the server lacks. The kubelet waits two minutes for a call, and then retries."""
 STAT_TIMEOUT_S = 10.0
-"""Its server has just answered: this is for a busy node."""
+"""Ample even for a busy node, because the NFS server has just answered."""
 ASKED_AT_ONCE = 16
 MISSING_AGAIN_S = 300.0
-"""How long a kernel without NFS is believed to have none: an administrator may load a module."""
+"""How soon a kernel without NFS is checked again, because an administrator may load the module."""
 _FSOPEN = f"""
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
 sys.exit(ctypes.get_errno() == {errno.ENODEV} if libc.syscall(430, b"nfs", 1) < 0 else 0)
 """
-"""fsopen(2), of the same number on every machine: has the kernel load its module, and mounts nothing."""
+"""A program that calls fsopen(2), number 430 on every machine: the kernel loads its NFS module, but mounts nothing."""
 
 
 class KernelMounter:
@@ -67,13 +67,13 @@ class KernelMounter:
         self._missing_until_s = 0.0
 
     def why_not(self, source: Source) -> str:
-        """Why the kernel can't mount this kind of source, or ''."""
+        """Say why the kernel can't mount this kind of source, or ''."""
         if not isinstance(source, NFSLocation):
             return f"the kernel does not mount sources of kind {source.kind}"
         return "" if self._has_nfs() else "this node's kernel has no NFS client"
 
     def adopt(self) -> None:
-        """See Mounter: mounts outlive us, and the files say which volumes they are of."""
+        """See Mounter. The mounts have outlived the earlier plugin; the files say to which volumes they belong."""
         for path in self._directory.glob("*.json"):
             try:
                 written = json.loads(path.read_text())
@@ -99,7 +99,7 @@ class KernelMounter:
             return self._mounts.get(volume_id)
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
-        """See Mounter. Errors: Unreachable, also of a mount that stands, when its server does not answer."""
+        """See Mounter. Errors: Unreachable when the server does not answer, even if the volume is mounted."""
         location = _location(spec)
         if _there(spec):
             if not self._is_stale(spec):
@@ -116,10 +116,10 @@ class KernelMounter:
         log.info("mounted by the kernel", extra=fields(volume=volume_id, version=version))
 
     def renew(self, volume_id: str, spec: MountSpec) -> None:
-        """See Mounter: nothing of it changes while it is mounted."""
+        """Do nothing: such a mount's settings can't be changed."""
 
     def unmount(self, volume_id: str, mountpoint: str, *, force: bool) -> None:
-        """See Mounter; it never fails for a server that is away."""
+        """See Mounter. This succeeds even when the server is away."""
         known = self.get(volume_id)
         path = mountpoint or (known.spec.mountpoint if known else "")
         there = mountinfo.read().at(path)
@@ -136,10 +136,10 @@ class KernelMounter:
         self._forget(volume_id)
 
     def resize(self, volume_id: str, size_bytes: int) -> None:
-        """See Mounter: the server's quota says how large it is."""
+        """Do nothing: the server reports the size, from its quota."""
 
     def stats(self, volume_id: str) -> Stats:
-        """See Mounter. The mount is looked at only while its server answers."""
+        """See Mounter. The mount is touched only if its server answers; else the last figures are returned."""
         known = self.get(volume_id)
         there = mountinfo.read().at(known.spec.mountpoint) if known else None
         if known is None or there is None:
@@ -158,7 +158,7 @@ class KernelMounter:
         return shown
 
     def metrics(self) -> list[Sample]:
-        """See Mounter: whether the servers answer, and what the kernel has counted."""
+        """See Mounter. The samples are whether each server answers, and the kernel's counts of bytes."""
         table = mountinfo.read()
         found = [(volume, table.at(volume.spec.mountpoint)) for volume in map(self.get, self.volumes()) if volume]
         mounted = [(volume, there) for volume, there in found if there is not None and there.fstype in FSTYPES]
@@ -194,7 +194,7 @@ class KernelMounter:
         return str(answer["version"])
 
     def _is_stale(self, spec: MountSpec) -> bool:
-        """Whether the server no longer knows what is mounted. Errors: Unreachable."""
+        """Return whether the mounted export's handle is stale (ESTALE). Errors: Unreachable."""
         there = mountinfo.read().at(spec.mountpoint)
         if there is not None and (trouble := silent(there)):
             raise Unreachable(trouble)
@@ -211,19 +211,19 @@ class KernelMounter:
         return self._commands.run(command, place=path, timeout_s=STAT_TIMEOUT_S)
 
     def _has_nfs(self) -> bool:
-        """A module that can be loaded counts: asking for it loads it."""
+        """Return whether the kernel has NFS, after trying to load the module."""
         if in_this_kernel():
             return True
         now = time.monotonic()
         if now >= self._missing_until_s:
             self._missing_until_s = now + MISSING_AGAIN_S
-            with suppress(DatastoreError):  # the kernel has none, or does not say so in time
+            with suppress(DatastoreError):  # the kernel has no NFS, or the command took too long
                 self._commands.run([sys.executable, "-I", "-S", "-c", _FSOPEN], place="the kernel's NFS client")
                 return True
         return in_this_kernel()
 
     def _note(self, mount: MountHandle) -> None:
-        """Write down which volume it is. Errors: MountFailed."""
+        """Write the file that says to which volume a mount belongs. Errors: MountFailed."""
         document = {"volume": mount.volume_id, "spec": mount.spec.to_json(), "ephemeral": mount.ephemeral}
         path = self._path(mount.volume_id)
         try:
@@ -247,7 +247,7 @@ class KernelMounter:
 
 
 def transferred(text: str) -> dict[str, tuple[int, int]]:
-    """Bytes received and sent by mount point, of the NFS mounts in /proc/self/mountstats. Pure."""
+    """Parse /proc/self/mountstats; return the bytes received and sent by each NFS mount, by mount point. Pure."""
     found: dict[str, tuple[int, int]] = {}
     mountpoint = ""
     for line in text.splitlines():
@@ -266,12 +266,12 @@ def _location(spec: MountSpec) -> NFSLocation:
 
 
 def _there(spec: MountSpec) -> bool:
-    """Whether what the specification describes is mounted."""
+    """Return whether the export is mounted where the specification says."""
     there = mountinfo.read().at(spec.mountpoint)
     return there is not None and there.fstype in FSTYPES and there.source == device_of(_location(spec))
 
 
 def _parsed(output: bytes, how: str) -> Stats:
-    """What stat(1) says. Errors: ValueError."""
+    """Parse the output of stat(1). Errors: ValueError."""
     size, blocks, free, files, files_free = (int(word) for word in output.split())
     return Stats(size * blocks, size * (blocks - free), files, files - files_free, how)

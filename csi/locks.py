@@ -1,4 +1,4 @@
-"""One call at a time per volume; who finds it taken is told so at once (ABORTED) and comes again."""
+"""Locks that let one call at a time work on a volume; a second call fails at once (ABORTED) and has to be repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import VolumeBusy
 
 
 class VolumeLocks:
-    """Threads: any. INVARIANT: a volume is in `_handles` exactly while one thread is inside hold()."""
+    """The locks. Any thread may use them. INVARIANT: a volume is in `_handles` while a thread is inside hold()."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -18,7 +18,7 @@ class VolumeLocks:
 
     @contextmanager
     def hold(self, volume_id: str) -> Iterator[None]:
-        """Errors: VolumeBusy when another call works on the volume."""
+        """Hold a volume's lock, without waiting. Errors: VolumeBusy when another call holds it."""
         with self._guard:
             if volume_id in self._handles:
                 raise VolumeBusy(f"volume {volume_id}: another call is at work on it; ask again")

@@ -1,4 +1,4 @@
-"""The node plugin's own metrics, and those of the kernel's mounts; our engine's are the mount daemon's."""
+"""The metrics of the node plugin and of the kernel's mounts; the mount daemon has those of our engine's mounts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILIES = (MOUNTED, TRANSPORT, STUCK)
 
 
 def of_volumes(volumes: Volumes) -> str:
-    """Asks the mount table, what we know, and the kernel's servers; no mount."""
+    """Return the page for a scrape. It asks the mount table and the NFS servers, and never touches a mount."""
     table = mountinfo.read()
     samples: list[Sample] = [(STUCK.name, {}, float(volumes.commands.left_behind()))]
     for volume in sorted(volumes.mounted(), key=lambda each: each.volume_id):

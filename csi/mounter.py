@@ -1,4 +1,4 @@
-"""What mounts the volumes of a node: our own engine over FUSE (fusemounter.py), or the kernel (kernelmounter.py)."""
+"""The interface of the mounters of volumes: our engine over FUSE (fusemounter.py) and the kernel (kernelmounter.py)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from datastore.api.mountspec import MountSpec
 from .textformat import Sample
 
 LARGEST_BYTES = 1 << 50
-"""What a volume without capacity shows, as the statfs of a bucket's mount does."""
+"""The size that a volume without a capacity shows, as the statfs of a bucket's mount does."""
 INODES = 1 << 32
-"""And of its files: a bucket has no limit."""
+"""The number of files that a volume shows as its limit; a bucket has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountHandle:
-    """A volume that is mounted on this node. spec: as it is mounted now. ephemeral: an inline volume of a pod."""
+    """A volume that is mounted on this node. spec: its present settings. ephemeral: it is a pod's inline volume."""
 
     volume_id: str
     spec: MountSpec
@@ -25,9 +25,9 @@ class MountHandle:
 
 
 class Stats(NamedTuple):
-    """What a volume shows, as its statfs does; used may be more than total. condition: how it is mounted, for people.
+    """A volume's size and usage, as statfs shows them; used may exceed total. condition: how it is mounted, in words.
 
-    trouble: what is wrong with it, or ''.
+    trouble: what is wrong with the volume, or ''.
     """
 
     total_bytes: int
@@ -39,49 +39,47 @@ class Stats(NamedTuple):
 
 
 class Mounter(Protocol):
-    """Blocking; every call ends within its deadlines, whatever has become of a mount or its server.
+    """A way to mount volumes. All calls block, but end within a time limit in whatever state a mount or its server is.
 
-    One call at a time for a volume (volumes.py); calls for several volumes side by side.
+    volumes.py makes one call at a time for a volume; calls for several volumes run in parallel.
     """
 
     def volumes(self) -> list[str]:
-        """The volumes that it has mounted on this node, as far as it knows."""
+        """Return the volumes that this mounter has mounted on the node, as far as it knows."""
         ...
 
     def get(self, volume_id: str) -> MountHandle | None:
-        """One of these."""
+        """Return one of volumes(), or None for any other."""
         ...
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
-        """Mounted as the specification says, anew or already; idempotent.
-
-        A mount that stands is brought to what the specification says as far as that is possible without a remount.
-        """
+        """Mount the volume as the specification says; idempotent. To a volume that is mounted already the specification
+        is applied as far as that is possible without a remount."""
         ...
 
     def renew(self, volume_id: str, spec: MountSpec) -> None:
-        """The same for a mount that stands; one that does not is left alone."""
+        """Apply a specification as mount() does, but only if the volume is mounted."""
         ...
 
     def unmount(self, volume_id: str, mountpoint: str, *, force: bool) -> None:
-        """Send what is left, unmount, forget; an unknown volume is success, and what lies at `mountpoint` goes.
+        """Upload what is left, unmount, and forget the volume; even of an unknown volume `mountpoint` is unmounted.
 
-        force: unmount also when something could not be sent. Errors: Unsent.
+        force: unmount even if something could not be uploaded. Errors: Unsent.
         """
         ...
 
     def resize(self, volume_id: str, size_bytes: int) -> None:
-        """Show it so large, where that is not the server's to say."""
+        """Show the volume with this size, unless its server reports the size."""
         ...
 
     def stats(self, volume_id: str) -> Stats:
-        """What a volume shows. Never waits for a mount that does not answer."""
+        """Return size, usage and condition. Never waits for a mount that does not answer."""
         ...
 
     def adopt(self) -> None:
-        """Go on with what an earlier process of the node plugin had mounted. Errors: NotAnswering: try again."""
+        """Take over what an earlier node plugin had mounted. Errors: NotAnswering; then the caller has to try again."""
         ...
 
     def metrics(self) -> list[Sample]:
-        """Of its volumes, for Prometheus; never waits for a mount that does not answer."""
+        """Return its volumes' metrics for Prometheus. Never waits for a mount that does not answer."""
         ...

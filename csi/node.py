@@ -1,7 +1,7 @@
-"""The node service: parse, hand to volumes.py in a thread, reply.
+"""The node service: it parses a request, passes it to volumes.py in a thread, and replies.
 
-A thread that works on when the kubelet has given up holds its volume's lock until its own deadline, so that the next
-call is told ABORTED; it can't be overtaken. The pool is wide: a call that waits for one volume keeps no other waiting.
+When the kubelet gives up a call, its thread goes on and holds the volume's lock until its own deadline. The next call
+for the volume gets ABORTED, so no two calls overlap. The pool is large enough that a slow volume delays no other.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CAPABILITIES = (
     _RPC.EXPAND_VOLUME,
     _RPC.VOLUME_CONDITION,
     _RPC.SINGLE_NODE_MULTI_WRITER,
-    # The kubelet passes fsGroup to us, where a walk through the whole bucket by chown would not end.
+    # The kubelet passes fsGroup to the driver; otherwise it would chown every file, which takes too long in a bucket.
     _RPC.VOLUME_MOUNT_GROUP,
 )
 
 
 class Node(NodeServicer):
-    """One node's service."""
+    """The node service of one node."""
 
     def __init__(self, settings: Settings, volumes: Volumes) -> None:
         self._settings = settings
@@ -53,7 +53,7 @@ class Node(NodeServicer):
 
     @answered
     async def NodeUnstageVolume(self, request: csi.NodeUnstageVolumeRequest) -> csi.NodeUnstageVolumeResponse:
-        """Unmount it from this node."""
+        """Unmount the volume from this node."""
         volume_id = parse.needed("volume_id", request.volume_id)
         staging = parse.path("staging_target_path", request.staging_target_path)
         await self._run(partial(self._volumes.unstage, volume_id, staging))
@@ -61,13 +61,13 @@ class Node(NodeServicer):
 
     @answered
     async def NodePublishVolume(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
-        """Show it to a pod; repeated, with the Secret as it is then."""
+        """Show the volume to a pod; the kubelet repeats the call, with the Secret's present content."""
         await self._run(partial(self._volumes.publish, parse.publish(request)))
         return csi.NodePublishVolumeResponse()
 
     @answered
     async def NodeUnpublishVolume(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
-        """Take it away from a pod."""
+        """Remove the volume from a pod."""
         volume_id = parse.needed("volume_id", request.volume_id)
         target = parse.path("target_path", request.target_path)
         await self._run(partial(self._volumes.unpublish, volume_id, target))
@@ -75,7 +75,7 @@ class Node(NodeServicer):
 
     @answered
     async def NodeGetVolumeStats(self, request: csi.NodeGetVolumeStatsRequest) -> csi.NodeGetVolumeStatsResponse:
-        """Size and condition; answers within seconds whatever has become of the mount."""
+        """Return size, usage and condition within seconds, in whatever state the mount is."""
         volume_id = parse.needed("volume_id", request.volume_id)
         path = parse.needed("volume_path", request.volume_path)
         stats = await self._run(partial(self._volumes.stats, volume_id, path))
@@ -91,7 +91,6 @@ class Node(NodeServicer):
 
     @answered
     async def NodeExpandVolume(self, request: csi.NodeExpandVolumeRequest) -> csi.NodeExpandVolumeResponse:
-        """Show it larger."""
         volume_id = parse.needed("volume_id", request.volume_id)
         path = parse.needed("volume_path", request.volume_path)
         wanted = request.capacity_range.required_bytes
@@ -100,14 +99,13 @@ class Node(NodeServicer):
 
     @answered
     async def NodeGetCapabilities(self, _request: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
-        """What this service can."""
         return csi.NodeGetCapabilitiesResponse(
             capabilities=[csi.NodeServiceCapability(rpc=_RPC(type=each)) for each in CAPABILITIES]
         )
 
     @answered
     async def NodeGetInfo(self, _request: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
-        """The Node's name."""
+        """Return the Node's name, and how many volumes it can take."""
         return csi.NodeGetInfoResponse(node_id=self._settings.node_id, max_volumes_per_node=self._settings.max_volumes)
 
 

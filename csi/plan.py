@@ -1,4 +1,4 @@
-"""What to do so that a target shows a volume, from what is mounted now: idempotent by being computed anew. Pure."""
+"""The steps that make a target path show a volume, computed from what is mounted now, hence idempotent. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datastore.mountinfo import MountTable
 
 @dataclass(frozen=True, slots=True)
 class Unmount:
-    """Take away whatever lies there."""
+    """Unmount everything at the path."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Show what is at source also at target."""
+    """Bind-mount source at target."""
 
     source: str
     target: str
@@ -27,17 +27,17 @@ Step = Unmount | Bind
 
 
 def publish(table: MountTable, source: str, target: str, *, read_only: bool) -> list[Step]:
-    """Steps after which `target` shows the mount at `source`; none when it does.
+    """Return the steps after which `target` shows the mount at `source`; none when it does so already.
 
-    A target that shows another device is of an earlier mount that died, and is replaced. Several layers, or a write
-    where none may be, are replaced as well.
+    A target with another device belongs to an earlier mount that died, and is mounted anew. So is a target with several
+    layers of mounts, or a target that is writable but must not be.
     """
     there, wanted = table.at(target), table.at(source)
     bind = Bind(source, target, read_only)
     if there is None:
         return [bind]
     shows = wanted is not None and there.device == wanted.device
-    # One that is read-only although it need not be stays: its volume was so when it was shown, and a pod uses it.
+    # A read-only target that may be writable by now stays: its volume was read-only before, and a pod uses the target.
     if shows and (there.read_only or not read_only) and table.count(target) == 1:
         return []
     return [Unmount(target), bind]

@@ -1,6 +1,6 @@
-"""The plugin's process: its services, its registration with the kubelet, and when it counts as ready.
+"""The process of the node plugin: its services and its registration with the kubelet.
 
-Ready means: the kubelet knows us, and the mount daemon answers. The start-up taint keeps pods from a node until then.
+It is ready when the kubelet has registered it and the mount daemon answers. Until then a taint keeps pods off the node.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 STARTUP_TAINT = f"{DRIVER}/agent-not-ready"
 WATCH_S = 2.0
 DAEMON_GONE_S = 600.0
-"""The mount daemon has been away for so long that nobody waits for it any more: users get errors and can end."""
+"""How long the mount daemon may be away. Then its mounts are ended, so that programs get errors instead of waiting."""
 TAINT_TRY_S = 30.0
 CACHES_S = 15.0
-"""How soon the caches of a node make room for each other, and give back what the disk lacks."""
+"""How often the node's cache space is divided anew among the volumes, and reduced when the disk runs full."""
 REFRESH_S = 5.0
-"""How soon a volume that is new on this node shows how full it is."""
+"""How often it is checked which volumes have to be refreshed, so that a new one soon shows its used space."""
 
 
 class Plugin:
-    """The node plugin. cluster: None outside of one; controller: serve the controller service too."""
+    """The node plugin. cluster: None outside a cluster; controller: the controller service, if it is served too."""
 
     def __init__(
         self, settings: Settings, version: str, cluster: Cluster | None, controller: Controller | None
@@ -85,7 +85,7 @@ class Plugin:
         )
 
     def ready(self) -> bool:
-        """Whether a volume could be mounted now."""
+        """Return whether a volume could be mounted now."""
         return self._registered and self._daemon_there
 
     async def run(self) -> None:
@@ -104,7 +104,7 @@ class Plugin:
         await ended.wait()
         for watch in watches:
             watch.cancel()
-        # The kubelet must not find us while we end.
+        # First, so that the kubelet does not find a plugin that is ending.
         if self._registration is not None:
             await self._registration.stop()
         await self._csi.stop()
@@ -123,11 +123,11 @@ class Plugin:
         self._registered = registered
 
     def _alive(self) -> bool:
-        """The event loop still turns."""
+        """Return whether the event loop still runs: _watch() was there recently."""
         return time.monotonic() - self._alive_at < WATCH_S * 15
 
     async def _watch(self) -> None:
-        """Take copies of the mount daemon's handles, say when it is away, take the taint off the node once ready."""
+        """Copy the mount daemon's handles, notice when it is away, and remove the node's taint once ready."""
         taint_at = 0.0
         while True:
             self._alive_at = now = time.monotonic()
@@ -137,7 +137,7 @@ class Plugin:
             await asyncio.sleep(WATCH_S)
 
     async def _watch_datastores(self) -> None:
-        """A task of its own: the API server may take its time."""
+        """Refresh the volumes' settings; in a task of its own, because the API server may be slow."""
         while self._cluster is not None:
             if self._daemon_there:
                 await _guarded(lambda: self._refresher.look(time.monotonic()))
@@ -176,7 +176,7 @@ class Plugin:
         self._daemon_there, self._daemon_seen_s = True, now
 
     def _untaint(self) -> bool:
-        """Whether that is done."""
+        """Remove the start-up taint; return whether that is done."""
         assert self._cluster is not None
         try:
             if self._cluster.remove_taint(self._settings.node_id, STARTUP_TAINT):
@@ -188,8 +188,8 @@ class Plugin:
 
 
 async def _guarded(work: Callable[[], object]) -> None:
-    """One round of a task, in a thread. What it did not expect, such as a pod's directory that goes while it is looked
-    at, ends this round and not the task."""
+    """Run one round of a task in a thread. An unexpected error, e.g. because a pod's directory disappears while it is
+    read, ends this round but not the task."""
     try:
         await asyncio.to_thread(work)
     except Exception:

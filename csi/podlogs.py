@@ -1,8 +1,8 @@
-"""The whole logs of pods, written into a Datastore that they have mounted: `spec.logs` of a TrainingJob.
+"""Copies the whole log of a pod into a Datastore that the pod has mounted: `spec.logs` of a TrainingJob.
 
-A pod asks for it with a downwardAPI volume named VOLUME; the kubelet writes its files below the pod's directory, where
-no container changes them. Only a pod's own log goes into only a Datastore that this very pod has mounted through us,
-so whoever may run a pod gains nothing by asking. Nothing is asked of the API server, and nothing runs in the pod.
+A pod requests this with a downwardAPI volume named LOGS_VOLUME; the kubelet writes that volume's files below the pod's
+directory, where no container can change them. A pod's log is copied only into a Datastore that the same pod has mounted
+through this driver, so the request gives nobody new rights. It needs neither the API server nor a process in the pod.
 
 The log of a container is in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/0.log, in the CRI's format: time, stream, P or F
 (a part of a line, or its end), text (kubernetes/design-proposals-archive, "kubelet-cri-logging").
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 THREADS = 512
-"""Pods whose logs are written at the same time, each by one of them: more than a node has (the kubelet allows 110
-unless told otherwise), so that nobody waits for another's slow storage."""
+"""Each writes one pod's log at a time. A node has fewer pods (the kubelet allows 110 by default), so that no pod waits
+for another pod's slow storage."""
 FINISH_S = 60.0
 """How long the end of a pod waits for the rest of its log."""
 CHUNK_BYTES = 1 << 20
@@ -43,7 +43,7 @@ _UID = re.compile(r"[0-9a-f-]{1,64}")
 
 
 class PodLogs:
-    """All pods of this node that ask for it. pods: the kubelet's directories; logs: /var/log/pods; notes: ours."""
+    """Copies the logs of this node's pods. pods, notes: see Settings.pods_dir and notes_dir; logs: /var/log/pods."""
 
     def __init__(self, pods: Path, logs: Path, notes: Path) -> None:
         self._pods, self._logs, self._notes = pods, logs, notes
@@ -53,7 +53,7 @@ class PodLogs:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="pod-logs")
 
     def look(self) -> None:
-        """Write what is new of every log, each in a thread of its own; again every INTERVAL_S."""
+        """Write what is new in every log, each in a thread of its own. To be called every INTERVAL_S."""
         there = {path.parents[2].name: path for path in self._pods.glob(f"*/volumes/*downward-api/{LOGS_VOLUME}")}
         with self._lock:
             for uid in [each for each in self._followed if not (self._pods / each).is_dir()]:
@@ -67,14 +67,12 @@ class PodLogs:
                     self._working[uid] = self._pool.submit(follower.copy)
 
     def close(self) -> None:
-        """End its threads; what is not written is, by the next plugin."""
+        """End the threads; the next plugin writes the rest of the logs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def finish(self, target: str) -> None:
-        """Write the rest of a pod's log, before the volume at this path of it goes; waits FINISH_S at most.
-
-        The kubelet may have taken the pod's other volumes away already, and what it asked for with them.
-        """
+        """Write the rest of a pod's log before the pod's volume at this path is unmounted; wait FINISH_S at most. The
+        kubelet may have removed the pod's other volumes by then, even that with the request."""
         uid = os.path.relpath(target, self._pods).split(os.sep)[0]
         wish = self._pods / uid / "volumes" / "kubernetes.io~downward-api" / LOGS_VOLUME
         with self._lock:
@@ -104,7 +102,7 @@ class PodLogs:
 
 
 class _Wish(NamedTuple):
-    """What a pod asked for. directory: of the kubelet's files of its log; path: of the copy, in the Datastore."""
+    """A pod's request. directory: where the kubelet has the log's files; path: that of the copy, in the Datastore."""
 
     directory: Path
     datastore: str
@@ -112,7 +110,7 @@ class _Wish(NamedTuple):
 
 
 class _Follower:
-    """The log of one pod. One thread at a time. ending: its containers have ended, and only end() writes."""
+    """Copies the log of one pod. Not thread-safe. ending: the pod's containers have ended, and only end() writes."""
 
     def __init__(self, pod: Path, wish: Path, logs: Path, note: Path) -> None:
         self._pod, self._wish, self._logs, self._note = pod, wish, logs, note
@@ -125,14 +123,14 @@ class _Follower:
         self._ended = False
 
     def end(self) -> None:
-        """Write the rest, and no more afterwards."""
+        """Write the rest of the log; nothing is written after that."""
         if not self._ended:
             self._copy()
         self._ended = True
         self.close()
 
     def copy(self) -> None:
-        """Write what is new. What goes wrong is logged once, and tried again."""
+        """Write what is new. An error is logged once, and the next call tries again."""
         if not self.ending:
             self._copy()
 
@@ -149,7 +147,7 @@ class _Follower:
                 log.warning("a pod's log is not written", extra=fields(pod=self._pod.name, reason=error))
 
     def close(self) -> None:
-        """Let the storage have all of it."""
+        """Close the files, so that the copy is uploaded."""
         for descriptor in (self._source, self._target):
             if descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -157,11 +155,11 @@ class _Follower:
         self._source = self._target = None
 
     def _begin(self) -> None:
-        """Find the log and the file, and go on behind what was written, by us or by a plugin before us."""
+        """Open the log and the copy, and write what the copy lacks: an earlier plugin may have written a part of it."""
         wished = self._read_wish()
         current = wished.directory / "0.log"
         if not current.exists():
-            return  # it has not started
+            return  # the container has not started
         target = _open_below(self._mount(wished.datastore), wished.path)
         try:
             size = os.fstat(target).st_size
@@ -169,7 +167,7 @@ class _Follower:
                 self._note.parent.mkdir(parents=True, exist_ok=True)
                 fresh = self._note.with_name(f"{self._note.name}.new")
                 fresh.write_text(str(size))
-                fresh.replace(self._note)  # whole, whenever this process ends
+                fresh.replace(self._note)  # atomic
             written = max(0, size - int(self._note.read_text()))
             source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
             self._rest = b""
@@ -195,14 +193,14 @@ class _Follower:
                 return
             if found.st_ino == os.fstat(self._source).st_ino:
                 return
-            # The kubelet has begun a new file; what was written to the old one meanwhile comes first.
+            # The kubelet has rotated the log: read the rest of the old file first.
             while data := os.read(self._source, CHUNK_BYTES):
                 _write(self._target, self._text_of(data), 0)
             os.close(self._source)
             self._source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
 
     def _read_wish(self) -> _Wish:
-        """Read once: its files may go before the log is whole. They are the pod's word, so they are checked."""
+        """Read and check the request, once, as its files may vanish before the log's end; its content is the pod's."""
         if self._wished is None:
             namespace, name, uid = _text(self._wish / "namespace"), _text(self._wish / "pod"), self._pod.name
             if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and _UID.fullmatch(uid)):
@@ -219,7 +217,7 @@ class _Follower:
         return self._wished
 
     def _mount(self, datastore: str) -> Path:
-        """Where this pod has a Datastore mounted. Errors: ValueError."""
+        """Return the path where this pod has a Datastore mounted. Errors: ValueError."""
         for found in self._pod.glob("volumes/kubernetes.io~csi/*/vol_data.json"):
             about = json.loads(found.read_text())
             if about.get("driverName") != DRIVER:
@@ -230,7 +228,7 @@ class _Follower:
         raise ValueError(f"the pod has no volume of ours of Datastore {datastore}")
 
     def _text_of(self, data: bytes) -> bytes:
-        """What the container wrote, of lines of the CRI; a line that is not whole yet waits."""
+        """Return what the container wrote, without the CRI's fields; a line whose end is missing is kept for later."""
         whole, _, self._rest = (self._rest + data).rpartition(b"\n")
         return b"".join(_plain(line) for line in whole.split(b"\n")) if whole else b""
 
@@ -243,10 +241,8 @@ def _plain(line: bytes) -> bytes:
 
 
 def _earlier(directory: Path, current: int) -> Iterator[bytes]:
-    """What the kubelet has put aside of a log, the oldest first. current: the inode of what is open already.
-
-    It packs NAME into NAME.tmp, which becomes NAME.gz, and removes NAME then.
-    """
+    """Yield the content of a log's rotated files, the oldest first, without the file with the inode `current`. The
+    kubelet compresses NAME to NAME.tmp, renames that to NAME.gz, and then removes NAME."""
     found = sorted(directory.glob("0.log.*"))
     for path in found:
         if path.suffix == ".tmp" or path.with_name(f"{path.name}.gz") in found:
@@ -259,7 +255,7 @@ def _earlier(directory: Path, current: int) -> Iterator[bytes]:
 
 
 def _write(target: int, data: bytes, skipped: int) -> int:
-    """Write all but the first `skipped` bytes; how many are still to be skipped."""
+    """Write all but the first `skipped` bytes; return how many more bytes of the next data have to be skipped."""
     left = memoryview(data)[skipped:]
     while left:
         left = left[os.write(target, left) :]
@@ -272,7 +268,8 @@ def _text(path: Path) -> str:
 
 
 def _open_below(mount: Path, path: str) -> int:
-    """A file for appending, made with its directories. No link of the Datastore leads out of it. Errors: OSError."""
+    """Open a file for appending, and create it with its directories. Symbolic links are refused, because they may lead
+    out of the mount. Errors: OSError; ValueError when it is no regular file below a mount."""
     *directories, name = [part for part in path.split("/") if part]
     if ".." in (*directories, name) or not os.path.ismount(mount):
         raise ValueError(f"{path} is no path below a mount")

@@ -1,10 +1,10 @@
-"""What the pods of TrainingJobs on this node use, for the training controller: processors, memory, network, GPUs.
+"""Measures what the pods of TrainingJobs on this node use, for the training controller: CPU, memory, network, GPUs.
 
-A pod asks for it with a downwardAPI volume named VOLUME, as for its log (podlogs.py). Everything is read from outside:
-the control group of the whole pod, the network namespace that its processes share, and NVML. The figures go into one
-ConfigMap of our own namespace, which no tenant may read and which only the plugin of this node may write.
+A pod requests this with a downwardAPI volume named USAGE_VOLUME, as for its log (podlogs.py). All is read from outside
+the pod: its cgroup, the network namespace that its processes share, and NVML. The figures go into one ConfigMap in the
+driver's namespace, which no tenant may read and only this node's plugin may write.
 
-Sources: proc(5), cgroups(7); the kubelet names the group of a pod by its uid, with '_' for '-' under systemd.
+Sources: proc(5), cgroups(7); the kubelet names a pod's cgroup by the pod's uid, with '_' for '-' under systemd.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.5
 REPORT_S = 10.0
-"""Between two reports, but for the last figures of a pod, which are told at once."""
+"""The time between two reports; only the last figures of a pod are reported at once."""
 LATE_S = 120.0
-"""How long the figures of a pod that has gone are still told."""
+"""How long the figures of a pod are still reported after its end."""
 PODS_MAX = 250
-"""Of one report: more than a kubelet runs."""
+"""The most pods in one report: more than a kubelet runs."""
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 Send = Callable[[Mapping[str, str]], None]
@@ -44,7 +44,7 @@ Recall = Callable[[], Mapping[str, str]]
 
 @dataclass(slots=True)
 class _Pod:
-    """pid: one of its processes, as the host counts; gone_s: since when it is not there any more (wall clock)."""
+    """A pod's figures. pid: the host's pid of one of its processes; gone_s: when the pod ended (wall clock)."""
 
     meter: Meter = field(default_factory=Meter)
     pid: int = 0
@@ -54,9 +54,9 @@ class _Pod:
 
 
 class PodUsage:
-    """All pods of this node that ask for it. pods: the kubelet's directories; proc, cgroups: those of the host.
+    """Measures all pods of this node that request it. pods: the kubelet's directory of pods; proc, cgroups: the host's.
 
-    recall: the last report, of an earlier plugin; send: makes a new one. Errors of both: DatastoreError.
+    recall: returns the last report, of an earlier plugin; send: sends a new one. Errors of both: DatastoreError.
     """
 
     def __init__(self, pods: Path, proc: Path, cgroups: Path, recall: Recall, send: Send) -> None:
@@ -70,7 +70,7 @@ class PodUsage:
         self._refused = ""
 
     def look(self) -> None:
-        """Take one sample of each pod, and tell the controller when it is time. Called again every INTERVAL_S."""
+        """Take one sample of each pod, and send a report if one is due. To be called every INTERVAL_S."""
         there = {path.parents[2].name for path in self._pods.glob(f"*/volumes/*downward-api/{USAGE_VOLUME}")}
         now = time.time()
         try:
@@ -92,7 +92,7 @@ class PodUsage:
                 log.warning("what pods use is not told to the controller", extra=fields(reason=error))
 
     def finish(self, target: str) -> None:
-        """Take the last sample of a pod, whose volume at this path goes: its processes have ended."""
+        """Take the last sample of the pod whose volume at this path is unmounted; its processes have ended."""
         uid = os.path.relpath(target, self._pods).split(os.sep)[0]
         with self._lock:
             pod = self._known.get(uid)
@@ -124,7 +124,7 @@ class PodUsage:
             self._measure(self._known[uid], gpus.get(uid))
 
     def _find(self, wanted: Collection[str]) -> None:
-        """A process of each of these pods, and their control groups."""
+        """Find a process of each of these pods, and the pods' cgroups."""
         for entry in os.scandir(self._proc):
             pid = int(entry.name) if entry.name.isdigit() else 0
             uid = self._uid_of(pid)
@@ -134,7 +134,7 @@ class PodUsage:
                     self._known[uid].places = _places(self._cgroups, (self._proc / str(pid) / "cgroup").read_text())
 
     def _uid_of(self, pid: int) -> str:
-        """Of which pod a process is; '' of none, or when it has ended."""
+        """Return the uid of a process's pod; '' for a process of no pod, or that has ended."""
         try:
             found = _POD.search((self._proc / str(pid) / "cgroup").read_text()) if pid else None
         except OSError:
@@ -142,10 +142,10 @@ class PodUsage:
         return found[1].replace("_", "-") if found else ""
 
     def _measure(self, pod: _Pod, gpu: tuple[float, int] | None) -> None:
-        # The time belongs to the reading: on a busy node seconds may pass between the first pod and the last.
+        # Each sample has a time of its own: on a busy node seconds may pass between the first pod and the last.
         cpu_s, at_s, memory_bytes = pod.places.cpu_s(), time.time(), pod.places.memory_bytes()
         if cpu_s is None or memory_bytes is None:
-            return  # it has not begun, or nothing of it is left
+            return  # the pod has not begun, or its cgroup is gone
         pod.network = self._traffic(pod.pid) or pod.network
         pod.meter.add(
             Sample(
@@ -160,7 +160,7 @@ class PodUsage:
         )
 
     def _traffic(self, pid: int) -> tuple[int, int] | None:
-        """Received and sent by the pod's network namespace; None where that is the node's own."""
+        """Return the bytes received and sent in a pod's network namespace; None if that is the node's, or has ended."""
         try:
             if (self._proc / str(pid) / "ns" / "net").stat().st_ino == os.stat("/proc/self/ns/net").st_ino:
                 return None
@@ -172,7 +172,7 @@ class PodUsage:
         return sum(each[0] for each in numbers), sum(each[8] for each in numbers)
 
     def _gpus(self) -> dict[str, tuple[float, int]]:
-        """By pod: percent and bytes of memory of the GPUs on which it has a process, all together, where NVML tells."""
+        """Return, by pod, the use (percent) and the memory (bytes) of all GPUs on which it has a process, from NVML."""
         found: dict[str, tuple[float, int]] = {}
         with nvml.driver() as driver:
             for index in range(driver.nvmlDeviceGetCount() if driver else 0):
@@ -180,7 +180,7 @@ class PodUsage:
                     handle = driver.nvmlDeviceGetHandleByIndex(index)
                     percent = float(driver.nvmlDeviceGetUtilizationRates(handle).gpu)
                     used = nvml.memory_used(driver, handle)
-                    # NVML counts processes as the host does.
+                    # NVML's pids are the host's.
                     for uid in {self._uid_of(each.pid) for each in driver.nvmlDeviceGetComputeRunningProcesses(handle)}:
                         before = found.get(uid, (0.0, 0))
                         found[uid] = (before[0] + percent, before[1] + used)
@@ -188,7 +188,7 @@ class PodUsage:
 
 
 def _places(root: Path, text: str) -> Places:
-    """The groups of a whole pod, from the /proc/PID/cgroup of one of its processes."""
+    """Return a pod's cgroups, from the /proc/PID/cgroup of one of its processes."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)

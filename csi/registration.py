@@ -1,6 +1,7 @@
-"""The kubelet finds our socket in its plugins_registry directory and asks who we are (pluginregistration.v1).
+"""The registration with the kubelet, which finds the socket in its plugins_registry directory (pluginregistration.v1).
 
-It asks anew whenever it starts, and when the socket is made anew. Until then, and after a refusal, we are not ready.
+The kubelet registers the driver anew when it starts, and when the socket is recreated. Until then, and after a refusal,
+the plugin is not ready.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ log = logging.getLogger(__name__)
 
 SOCKET = f"{DRIVER}-reg.sock"
 CSI_VERSIONS = ["1.0.0"]
-"""The versions of CSI's protocol that the kubelet tells apart."""
+"""The versions of CSI that the driver supports, as the kubelet names them."""
 
 
 class Registration(RegistrationServicer):
-    """endpoint: the CSI socket's path on the node. registered(True or False) is called when the kubelet has decided."""
+    """endpoint: the CSI socket's path on the node. registered: called with the kubelet's decision, True or False."""
 
     def __init__(self, endpoint: str, registered: Callable[[bool], None]) -> None:
         self._endpoint = endpoint
@@ -31,7 +32,7 @@ class Registration(RegistrationServicer):
 
     @answered
     async def GetInfo(self, _request: messages.InfoRequest) -> messages.PluginInfo:
-        """Who we are."""
+        """Tell the kubelet the driver's name, socket and versions."""
         return messages.PluginInfo(
             type="CSIPlugin", name=DRIVER, endpoint=self._endpoint, supported_versions=CSI_VERSIONS
         )
@@ -40,7 +41,7 @@ class Registration(RegistrationServicer):
     async def NotifyRegistrationStatus(
         self, request: messages.RegistrationStatus
     ) -> messages.RegistrationStatusResponse:
-        """What the kubelet decided."""
+        """Log the kubelet's decision and pass it on."""
         if request.plugin_registered:
             log.info("the kubelet has registered the driver")
         else:

@@ -1,7 +1,7 @@
-"""From CSI requests to what we work with: every field is checked here, nothing later looks at a message. Pure.
+"""Converts CSI requests to the driver's own types and checks every field; no later code sees a CSI message. Pure.
 
-Source: the CSI specification, "Node Service RPC" and "VolumeCapability". Errors: InvalidManifest (INVALID_ARGUMENT)
-unless said otherwise.
+Source: the CSI specification, "Node Service RPC" and "VolumeCapability". Errors of all functions, unless stated
+otherwise: InvalidManifest (INVALID_ARGUMENT).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNNAMEABLE = re.compile("[^a-z0-9-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a volume is wanted. uid, gid, umask: mount options; options: all others; group: the pod's fsGroup."""
+    """How a volume is to be mounted. uid, gid, umask: mount options; options: all others; group: the pod's fsGroup."""
 
     read_only: bool = False
     uid: int | None = None
@@ -50,7 +50,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A volume to be staged or published. secrets are never shown."""
+    """A request to stage or publish a volume. secrets: never to be logged."""
 
     volume_id: str
     context: Mapping[str, str]
@@ -67,7 +67,7 @@ class Wanted:
 
 
 def stage(request: NodeStageVolumeRequest) -> Wanted:
-    """NodeStageVolume."""
+    """Parse a NodeStageVolume request."""
     return Wanted(
         volume_id=needed("volume_id", request.volume_id),
         staging_path=path("staging_target_path", request.staging_target_path),
@@ -78,7 +78,8 @@ def stage(request: NodeStageVolumeRequest) -> Wanted:
 
 
 def publish(request: NodePublishVolumeRequest) -> Wanted:
-    """NodePublishVolume; an inline volume has no staging path, and is refused one access mode that it may have."""
+    """Parse a NodePublishVolume request. An inline volume has no staging path; `readonly` counts for it, not its access
+    mode, and attributes that only an administrator may set are refused."""
     wanted = Wanted(
         volume_id=needed("volume_id", request.volume_id),
         target_path=path("target_path", request.target_path),
@@ -103,7 +104,7 @@ def _present(request: NodeStageVolumeRequest | NodePublishVolumeRequest) -> Volu
 
 
 def access(capabilities: Iterable[VolumeCapability]) -> Access:
-    """What the capabilities, of which there is at least one, ask for together."""
+    """Return what all capabilities ask for: read-only if each is so, all else of the last. At least one is needed."""
     found: Access | None = None
     for capability in capabilities:
         if capability.WhichOneof("access_type") != "mount":
@@ -123,21 +124,21 @@ def access(capabilities: Iterable[VolumeCapability]) -> Access:
 
 
 def access_of_bucket(capabilities: Iterable[VolumeCapability]) -> Access:
-    """The same for a volume that is a bucket's: it has no mount options but ours."""
+    """Do the same as access() for a volume of a bucket; mount options other than ours are refused."""
     found = access(capabilities)
     _check_options(found)
     return found
 
 
 def needed(name: str, text: str) -> str:
-    """A field that has to be there."""
+    """Return a field that must not be empty."""
     if not text:
         raise InvalidManifest(f"{name} is missing")
     return text
 
 
 def path(name: str, text: str) -> str:
-    """An absolute path without detours, as mountinfo spells it."""
+    """Return an absolute path in normal form, as mountinfo spells it; `..` is refused."""
     needed(name, text)
     if not text.startswith("/") or ".." in Path(text).parts:
         raise InvalidManifest(f"{name} is not an absolute path: {text!r}")
@@ -145,7 +146,7 @@ def path(name: str, text: str) -> str:
 
 
 def name_of(volume_id: str) -> str:
-    """A Datastore's name for people and for the mount table, of any volume id."""
+    """Return a readable name for a volume, for messages and the mount table: its Datastore's, else one from its id."""
     try:
         return volumecontext.VolumeHandle.parse(volume_id).name
     except InvalidManifest:
@@ -153,12 +154,12 @@ def name_of(volume_id: str) -> str:
 
 
 def key_of(volume_id: str) -> str:
-    """A volume's directory name on the node: short, and safe whatever the id is."""
+    """Return the name of a volume's directories on the node; it is short and safe for any id."""
     return hashlib.sha256(volume_id.encode()).hexdigest()[:32]
 
 
 def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec:
-    """The contract of the volume's mount on this node."""
+    """Return the specification of a volume's mount on this node."""
     place = Place(
         mountpoint=mountpoint,
         state_dir=str(settings.state_root / key_of(wanted.volume_id)),
@@ -178,7 +179,7 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
     if isinstance(source, NFSLocation):
         if (access.uid, access.gid, access.umask) != (None, None, None):
             raise InvalidManifest("mount options uid=, gid= and umask= are not for NFS: its server says who owns what")
-        # The volume's own mount options, as of any NFS volume of Kubernetes, come after those of the export.
+        # The PersistentVolume's mountOptions, which any NFS volume may have, come after the export's options.
         spec = replace(spec, source=replace(source, options=(*source.options, *access.options)))
     else:
         _check_options(access)
@@ -193,9 +194,9 @@ def mount_spec(wanted: Wanted, mountpoint: str, settings: Settings) -> MountSpec
 
 
 def check_endpoint(wanted: Wanted, policy: EndpointPolicy) -> None:
-    """Whoever writes a pod with an inline volume chooses whom this node asks.
+    """Check the endpoint of an inline volume, because the pod's author chooses to which server this node connects.
 
-    Errors: Refused where the administrator does not allow that; InvalidManifest for what is not in a bucket.
+    Errors: Refused when the administrator does not allow the endpoint; InvalidManifest for a volume of no bucket.
     """
     spec = volumecontext.from_context(wanted.context)
     if isinstance(spec, volumecontext.Reference) or spec.s3 is None:
@@ -217,7 +218,7 @@ def _group(text: str) -> int | None:
 
 
 def _numbers(flags: Iterable[str]) -> dict[str, int]:
-    """uid, gid and umask of a PersistentVolume's mountOptions."""
+    """Return uid, gid and umask from a PersistentVolume's mountOptions."""
     found: dict[str, int] = {}
     for name, text in (each.split("=", 1) for each in _each(flags) if "=" in each):
         if name in {"uid", "gid"}:
@@ -228,7 +229,7 @@ def _numbers(flags: Iterable[str]) -> dict[str, int]:
 
 
 def _others(flags: Iterable[str]) -> tuple[str, ...]:
-    """All other mount options; ro and rw are said by other fields."""
+    """Return all other mount options but ro and rw, for which CSI has fields of its own."""
     return tuple(each for each in _each(flags) if each not in {"ro", "rw"} and not each.startswith(_NUMBERS))
 
 

@@ -1,4 +1,4 @@
-"""gRPC over Unix sockets: starts and ends the services of a process in order."""
+"""gRPC over Unix sockets: starts and stops a process's services."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from datastore.logs import fields
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
-"""For calls under way when the process is asked to end; a mount goes on in the mount daemon anyway."""
+"""How long running calls may take when the process is asked to end; the mount daemon finishes a mount anyway."""
 MESSAGE_BYTES = 4 << 20
 
 Services = Callable[[grpc.aio.Server], None]
-"""Adds its services to a server."""
+"""A function that adds its services to a server."""
 
 
 class GrpcServer:
-    """One socket. `start` replaces the socket of an earlier process; `stop` is idempotent."""
+    """A gRPC server at one socket. start() replaces the socket of an earlier process; stop() is idempotent."""
 
     def __init__(self, path: Path, *services: Services) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class GrpcServer:
         log.info("gRPC is served", extra=fields(socket=self.path))
 
     async def stop(self) -> None:
-        """Let calls under way end, bounded."""
+        """Stop, after waiting up to STOP_TIMEOUT_S for running calls."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Settings of the processes, from their environment; read in __main__ only."""
+"""The settings of the driver's processes, from environment variables; only the __main__ modules read them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ DEFAULT_CACHE_NODE = "100Gi"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """plugin_dir: ours on the node, the same path in both pods and on the node; private to root.
+    """plugin_dir: the driver's directory, at the same path in both pods and on the node; private to root.
 
-    node_id: the Node's name. registry_dir: where the kubelet looks for plugins; None: don't register. endpoint: where
-    CSI is spoken. memory_bytes: ceiling of a mount server, for volumes that have none of their own. http_port:
-    liveness, readiness and metrics; 0: none. max_volumes: what the node says it can take; each costs some memory.
-    policy: which servers tenants may have asked, see api/endpoints.py. cache_volume_bytes: the largest cache of one
-    volume, whatever its manifest says; cache_node_bytes: of all volumes together (cacheshares.py). pod_logs_dir: where
-    the kubelet keeps the logs of containers. host_proc, host_cgroups: the host's /proc and /sys/fs/cgroup.
+    node_id: the Node's name. registry_dir: where the kubelet looks for plugins; None: don't register. endpoint: the CSI
+    socket; None: in plugin_dir. memory_bytes: limit of a mount server, for volumes without a limit of their own.
+    http_port: for liveness, readiness and metrics; 0: none. max_volumes: how many volumes the node says it can take,
+    because each needs memory; 0: Kubernetes decides. policy: which servers a tenant's volume may use, see
+    api/endpoints.py. cache_volume_bytes: the largest cache of one volume, whatever its manifest says; cache_node_bytes:
+    of all volumes together (cacheshares.py). pod_logs_dir: the kubelet's directory of containers' logs. host_proc,
+    host_cgroups: the host's /proc and /sys/fs/cgroup.
     """
 
     node_id: str
@@ -45,51 +46,48 @@ class Settings:
 
     @property
     def pods_dir(self) -> Path:
-        """The kubelet's directories of pods, beside its plugins'."""
+        """The kubelet's directory of pods, beside its directory of plugins."""
         return self.plugin_dir.parent.parent / "pods"
 
     @property
     def notes_dir(self) -> Path:
-        """Holds a small file for each pod whose log is written."""
+        """The directory with a small file for each pod whose log is copied."""
         return self.plugin_dir / "pod-logs"
 
     @property
     def csi_socket(self) -> Path:
-        """Where the kubelet speaks CSI with us."""
+        """The socket on which the plugin serves CSI."""
         return self.endpoint or self.plugin_dir / "csi.sock"
 
     @property
     def daemon_socket(self) -> Path:
-        """Where the mount daemon listens."""
+        """The socket on which the mount daemon listens."""
         return self.plugin_dir / "mount-daemon.sock"
 
     @property
     def handles_socket(self) -> Path:
-        """Where the plugin gives handles to a mount daemon that starts anew."""
+        """The socket on which the plugin gives its handles to a restarted mount daemon."""
         return self.plugin_dir / "handles.sock"
 
     @property
     def state_root(self) -> Path:
-        """Holds one directory for each volume: journal, staging files, log."""
+        """The directory with a directory for each volume: its journal, staging files and log."""
         return self.plugin_dir / "state"
 
     @property
     def cache_dir(self) -> Path:
-        """Holds one directory for each volume, with what was read of it."""
+        """The directory with a directory for each volume: its read cache."""
         return self.plugin_dir / "cache"
 
     @property
     def inline_root(self) -> Path:
-        """Where inline volumes are mounted before they are shown to their pod."""
+        """The directory in which inline volumes are mounted before they are bind-mounted for their pod."""
         return self.plugin_dir / "inline"
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """By NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS,
-    ALLOW_RANGES, DENY_RANGES, CACHE_SIZE_VOLUME, CACHE_SIZE_NODE.
-
-    Errors: InvalidManifest.
-    """
+    """Read NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS,
+    ALLOW_RANGES, DENY_RANGES, CACHE_SIZE_VOLUME and CACHE_SIZE_NODE. Errors: InvalidManifest."""
     endpoint = environment.get("CSI_ENDPOINT", "").removeprefix("unix://")
     registry = environment.get("REGISTRY_DIR", "")
     try:

@@ -1,6 +1,6 @@
-"""From our errors to gRPC status codes, once, for every method: the table, and the wrapper that uses it.
+"""Converts the driver's errors to gRPC status codes: the table, and the wrapper that applies it to every method.
 
-Sources: the error tables of the CSI specification. The first class that fits counts, so subclasses stand before theirs.
+Source: the error tables of the CSI specification. The first class that matches counts, so subclasses come first.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ Method = Callable[[Any, Request], Awaitable[Response]]
 
 
 def code_of(error: errors.DatastoreError) -> grpc.StatusCode:
-    """The status code of an error."""
     return next(code for kind, code in CODES if isinstance(error, kind))
 
 
 def answered(
     method: Method[Request, Response],
 ) -> Callable[[Any, Request, grpc.aio.ServicerContext[Any, Any]], Awaitable[Response]]:
-    """A method of a service from `method(self, request)`: logs one line, turns what it raises into a status.
+    """Make a gRPC method from `method(self, request)`: it logs one line, and converts an error to a status code.
 
-    Requests are never logged: they hold secrets.
+    Requests are never logged, because they contain secrets.
     """
 
     @functools.wraps(method)
@@ -70,7 +69,7 @@ def answered(
         except errors.DatastoreError as error:
             code, text = code_of(error), redact(str(error))
             log.warning("refused", extra=fields(method=method.__name__, volume=volume, code=code.name, error=text))
-        except Exception as error:  # the edge of the process: one request must not end it
+        except Exception as error:  # the outermost level: no request may end the process
             code, text = grpc.StatusCode.INTERNAL, f"a defect of the driver: {type(error).__name__}"
             log.exception("failed", extra=fields(method=method.__name__, volume=volume))
         else:

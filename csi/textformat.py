@@ -1,4 +1,4 @@
-"""Prometheus' text format 0.0.4, as much of it as gauges and counters need. Pure."""
+"""Prometheus' text format 0.0.4, as far as gauges and counters need it. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Sample = tuple[str, Mapping[str, str], float]
-"""Name, labels, value."""
+"""A sample: the metric's name, its labels, its value."""
 
 
 class Family(NamedTuple):
-    """A metric: its name, 'gauge' or 'counter', and what it tells."""
+    """A metric: its name, its kind ('gauge' or 'counter'), and its description."""
 
     name: str
     kind: str
@@ -18,7 +18,7 @@ class Family(NamedTuple):
 
 
 def rendered(families: Sequence[Family], samples: Iterable[Sample]) -> str:
-    """The page; samples of one name stand together, as the format asks."""
+    """Return the page for a scrape; samples of one name are grouped, as the format requires."""
     by_name: dict[str, list[str]] = {}
     for name, labels, value in samples:
         shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())

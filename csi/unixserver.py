@@ -20,7 +20,7 @@ CLIENTS = 64
 REQUEST_TIMEOUT_S = 10.0
 
 Handler = Callable[[frames.Message, socket.socket], None]
-"""Answers a request on the connection. A DatastoreError that it raises becomes the answer."""
+"""Answers a request on the connection. A DatastoreError that it raises is sent as the answer."""
 
 
 class UnixServer:
@@ -32,12 +32,12 @@ class UnixServer:
         self._listener = UnixListener(path, self._serve, clients=CLIENTS)
 
     def start(self) -> None:
-        """Listen, in place of an earlier process. Errors: MountFailed."""
+        """Listen; an earlier process's socket is replaced. Errors: MountFailed."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._listener.start()
 
     def stop(self) -> None:
-        """Take no more requests; those under way go on."""
+        """Take no more requests; requests that are being answered go on."""
         self._listener.stop(0.0)
 
     def _serve(self, client: socket.socket) -> None:
@@ -51,16 +51,16 @@ class UnixServer:
             self._handler(request, client)
         except DatastoreError as error:
             frames.send(client, {"error": str(error), "kind": type(error).__name__})
-        except Exception as error:  # the edge of this thread: a client always gets its answer
+        except Exception as error:  # the thread's outermost level: a client always gets an answer
             log.exception("a request failed")
             frames.send(client, {"error": f"a defect: {type(error).__name__}", "kind": "MountFailed"})
 
 
 def started_by_us(client: socket.socket) -> bool:
-    """Whether the other end is a process below this one: a supervisor or a server of a mount, which asks nothing.
+    """Return whether the client is a descendant of this process: a mount's supervisor or server. These ask nothing.
 
-    One that is taken over would ask for the keys and descriptors of all mounts. Source: unix(7), SO_PEERCRED: the pid
-    of who connected, 0 for one of another container; proc_pid_stat(5). Who is gone by now waits for no answer.
+    An attacker in such a process would ask for the keys and descriptors of all mounts. Sources: SO_PEERCRED in unix(7)
+    (the client's pid; 0 for another container's process), proc_pid_stat(5). True also for a process that has ended.
     """
     raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, own = struct.unpack("3i", raw)[0], os.getpid()

@@ -1,7 +1,7 @@
 """The work of the node service, without gRPC: blocking calls, one at a time per volume, each with a deadline.
 
 A volume is mounted once per node, at its staging path, by one of the mounters (mounter.py); pods see bind mounts of it.
-Every call computes what is missing from the mount table and may be repeated.
+Every call is idempotent: it compares the mount table with the request and does what is missing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 GIVE_UP_S = 600.0
-"""How long uploads are tried at the end of a volume on this node; then it goes, and what is left stays on the disk."""
+"""How long uploads are retried when a volume leaves the node; then it is unmounted, and the rest stays on the disk."""
 
 
 class Volumes:
-    """All volumes of this node, as the plugin sees them. cluster: None outside of one."""
+    """All volumes of this node, for the plugin. cluster: None outside a cluster."""
 
     def __init__(
         self, settings: Settings, cluster: Cluster | None = None, clock: Callable[[], float] = time.monotonic
@@ -59,24 +59,25 @@ class Volumes:
         self._failing_since: dict[str, float] = {}
 
     def mounted(self) -> list[MountHandle]:
-        """What is mounted on this node, as far as we know."""
+        """Return the volumes that are mounted on this node, as far as the plugin knows."""
         found = [mounter.get(volume_id) for mounter in self._mounters for volume_id in mounter.volumes()]
         return [each for each in found if each is not None]
 
     def stage(self, wanted: Wanted) -> None:
-        """Mount the volume at its staging path, or make sure that it is."""
+        """Mount the volume at its staging path, or bring a mount that is there up to date."""
         with self._locks.hold(wanted.volume_id):
             self._mount(wanted, wanted.staging_path, fresh=True)
 
     def publish(self, wanted: Wanted) -> None:
-        """Show the volume at the target path. Repeated by the kubelet every minute or so, with the present Secret."""
+        """Bind-mount the volume at the target path. The kubelet repeats the call every minute or so, with the present
+        Secret."""
         with self._locks.hold(wanted.volume_id):
             source = self._inline(wanted.volume_id) if wanted.ephemeral else wanted.staging_path
             read_only = wanted.read_only or wanted.access.read_only
             resolved = self._resolved(wanted)
             if resolved is not None:
                 spec = self._mount(resolved, source)
-                # Not of a pod that writes already: it goes on.
+                # A volume that is read-only now stays writable for a pod that has it mounted writable.
                 shown = mountinfo.read().at(wanted.target_path)
                 read_only |= spec.read_only and (shown is None or shown.read_only)
             make_directory(wanted.target_path)
@@ -84,7 +85,7 @@ class Volumes:
                 self._take(step)
 
     def unpublish(self, volume_id: str, target: str) -> None:
-        """Take the target away; an inline volume ends with it. What is unknown or gone is success."""
+        """Unmount the target, and an inline volume with it. Do nothing for what is unknown or gone."""
         if self.pod_usage is not None:
             self.pod_usage.finish(target)
         self.pod_logs.finish(target)
@@ -98,12 +99,12 @@ class Volumes:
                 remove_directory(os.path.dirname(inline))
 
     def unstage(self, volume_id: str, staging: str) -> None:
-        """Send what is left and unmount. What is unknown or gone is success."""
+        """Upload what is left and unmount. Do nothing for a volume that is unknown or gone."""
         with self._locks.hold(volume_id):
             self._unmount(volume_id, staging)
 
     def expand(self, volume_id: str, path: str, size_bytes: int) -> int:
-        """Show the volume larger, where that is ours to do; its size. Errors: VolumeNotFound."""
+        """Show the volume larger, unless its server reports the size; return the size. Errors: VolumeNotFound."""
         with self._locks.hold(volume_id):
             mounter = self._mounter_of(volume_id)
             mounted = mounter.get(volume_id) if mounter else None
@@ -113,11 +114,11 @@ class Volumes:
             return max(size_bytes, mounted.spec.capacity_bytes)
 
     def refresh(self, volume_id: str) -> bool:
-        """Bring a mounted volume to what the API server says of its Datastore; False: ask again soon.
+        """Apply the Datastore's present settings to a mounted volume; return False when its usage is not known yet.
 
         Errors: VolumeBusy, NotAnswering.
         """
-        self._datastores.seen(volume_id, FRESH_S)  # here: the API server may take its time, and nobody waits for it
+        self._datastores.seen(volume_id, FRESH_S)  # before the lock is taken, because the API server may be slow
         with self._locks.hold(volume_id):
             mounter = self._mounter_of(volume_id)
             mounted = mounter.get(volume_id) if mounter else None
@@ -129,15 +130,12 @@ class Volumes:
             present = mounted.spec
             wanted = Wanted(volume_id=volume_id, context=current.context, secrets={}, access=Access())
             spec = mount_spec(wanted, present.mountpoint, self._settings)
-            # Of where the data is, the Secret says a part, and it comes only with a publish.
+            # The source stays: a part of it comes from the Secret, which is passed only with a publish.
             mounter.renew(volume_id, _filled(replace(spec, source=present.source), current.usage))
             return current.usage is not None
 
     def stats(self, volume_id: str, path: str) -> Stats:
-        """What the volume shows; it answers within seconds whatever has become of the mount.
-
-        Errors: VolumeNotFound.
-        """
+        """Return size, usage and condition within seconds, in whatever state the mount is. Errors: VolumeNotFound."""
         mounter = self._mounter_of(volume_id)
         mounted = mounter.get(volume_id) if mounter else None
         if mounter is None or mounted is None:
@@ -164,19 +162,19 @@ class Volumes:
         return next((mounter for mounter in self._mounters if mounter.get(volume_id) is not None), None)
 
     def _chosen(self, volume_id: str, spec: MountSpec) -> Mounter:
-        """Who mounts it: whoever has it mounted already, else the kernel where it can, else our engine."""
+        """Choose the mounter: the one that has the volume mounted, else the kernel if it can mount it, else FUSE."""
         there = mountinfo.read().at(spec.mountpoint)
         mounter = self._mounter_of(volume_id)
         if there is not None and mounter is not None:
             return mounter
         if there is not None and there.fstype in mountinfo.SUPERVISED:
-            return self.fuse  # the mount daemon knows it, or takes it away
+            return self.fuse  # the mount daemon has it, or unmounts it
         return self.fuse if self.kernel.why_not(spec.source) else self.kernel
 
-    # -- inside a volume's lock
+    # -- with the volume's lock held
 
     def _mount(self, wanted: Wanted, mountpoint: str, *, fresh: bool = False) -> MountSpec:
-        """As it is to be mounted now. fresh: see Datastores.current."""
+        """Mount a volume with its present settings, or update its mount. fresh: see Datastores.current."""
         current = self._datastores.current(wanted.volume_id, wanted.context, fresh=fresh)
         spec = mount_spec(replace(wanted, context=current.context), mountpoint, self._settings)
         spec = _filled(spec, current.usage)
@@ -204,7 +202,7 @@ class Volumes:
         self._datastores.forget(volume_id)
 
     def _owner_at(self, volume_id: str, mountpoint: str) -> Mounter | None:
-        """Of a volume that we don't know: who may know more of it, or of what is mounted in its place; None: nobody."""
+        """Return the mounter that may have a volume, or a mount in its place, which this process does not know."""
         there = mountinfo.read().at(mountpoint)
         if there is not None and there.fstype not in mountinfo.SUPERVISED:
             return self.kernel
@@ -215,9 +213,9 @@ class Volumes:
         return str(self._settings.inline_root / key_of(volume_id) / "mount")
 
     def _resolved(self, wanted: Wanted) -> Wanted | None:
-        """An inline volume that names a Datastore becomes that one's, from the pod's own namespace.
+        """Replace an inline volume's reference to a Datastore in the pod's namespace by that Datastore's attributes.
 
-        None when the API server does not answer and it is mounted already: then that is left as it is.
+        Return None when the API server does not answer and the volume is mounted: then its mount is left as it is.
         """
         if not wanted.ephemeral:
             return wanted
@@ -238,7 +236,7 @@ class Volumes:
                 raise
             return None
         if found.ending and not mounted:
-            # The controller has looked for the pods that it waits for.
+            # The controller has already counted the pods whose end it waits for.
             raise Refused(f"Datastore {named.name} is being deleted; no other pod gets it")
         rest = {name: text for name, text in wanted.context.items() if name != volumecontext.REFERENCE}
         resolved = replace(wanted, context={**rest, **found.attributes})
@@ -254,7 +252,7 @@ class Volumes:
 
 
 def _pod_usage(settings: Settings, cluster: Cluster | None) -> PodUsage | None:
-    """None where there is nobody to tell."""
+    """None outside a cluster, where no API server takes the reports."""
     if cluster is None:
         return None
     recall, tell = partial(cluster.usage, settings.node_id), partial(cluster.tell_usage, settings.node_id)
@@ -262,7 +260,7 @@ def _pod_usage(settings: Settings, cluster: Cluster | None) -> PodUsage | None:
 
 
 def needs_secret(context: Mapping[str, str]) -> bool:
-    """Whether a volume's storage asks who comes; an NFS server goes by the node's address."""
+    """Return whether a volume's storage needs credentials; an NFS server checks only the node's address."""
     spec = volumecontext.from_context(context)
     return isinstance(spec, volumecontext.Reference) or spec.s3 is not None or spec.sftp is not None
 
@@ -274,7 +272,7 @@ def _filled(spec: MountSpec, usage: tuple[int, int] | None) -> MountSpec:
 
 
 def _keyless(name: str, secret: str) -> str:
-    """What to do about an inline volume of this Datastore without keys: the plugin may read no Secret by itself."""
+    """Say what to do about an inline volume of this Datastore without keys: the plugin may not read a Secret itself."""
     claim = f"persistentVolumeClaim: {{claimName: {name}}}"
     if not secret:
         return f"Datastore {name} has no Secret in this namespace that an inline volume could name; use {claim}"

@@ -1,6 +1,6 @@
 """`python -m datastore.fuse`: the supervisor of one mount; with `--server FD`, the server that the supervisor starts.
 
-Each imports only what it needs: the supervisor stays small, because it lives as long as the mount.
+Each process imports only what it needs. The supervisor stays small, because it lives as long as the mount.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Choose the process."""
+    """Become the supervisor or the server, as the command line says."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["--server"]:
         from .server import main as serve
@@ -18,7 +18,7 @@ def main() -> None:
     else:
         from .supervisor.serverprocess import first
 
-        # Not below a guard: it tells us at once what to mount, and puts us into a cgroup before we start processes.
+        # Not with --guard: the guard says at once what to mount, and puts us into a cgroup before we start a process.
         server = first(arguments) if not arguments or arguments[0] == "--builder" else None
         from .supervisor.command import main as keep
 

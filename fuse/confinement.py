@@ -1,14 +1,14 @@
-"""A mount server of a cluster's node gives up all that it does not need: whoever takes it over has that much less.
+"""The sandbox of a mount server on a cluster's node: an attacker who takes it over has only the rights that it needs.
 
-It stays root, as its files are. What holds it, in this order:
-- capabilities: those of its kind of source, and none more (capabilities(7));
-- Landlock: of the file system it sees the state and the cache of its own mount, and may read what it needs to run
-  (landlock(7)). It makes no symbolic link and no device, so that nobody who works in its directories as root, such as
-  its supervisor, is led elsewhere; nothing is mounted or unmounted, so its mount daemon does that;
-- seccomp: it neither starts nor signals nor looks into processes, connects to no Unix socket, and changes no file by
-  its path (seccomp(2), by libseccomp).
-Where the kernel or the system lacks one of these, the others hold, and the answer says what is missing (S-215).
-Threads: before any other is started, because Landlock holds only who asks for it, and whom that one starts.
+The server stays root, because its files are root's. These restrict the process, in this order:
+- capabilities: it keeps those that its kind of source needs (capabilities(7));
+- Landlock: it may use its own mount's state and cache directories, and read what it needs to run (landlock(7)). It can
+  make no symbolic link and no device, so it can't mislead a process that works in these directories as root, such as
+  its supervisor. It can neither mount nor unmount; the mount daemon does that;
+- seccomp: it can't start, signal or inspect processes, connect to a Unix socket, or change a file by its path
+  (seccomp(2), by libseccomp).
+Where the kernel or the system lacks one of these, the others apply, and confine() returns what is missing (S-215).
+Threads: only while the process has a single thread, because Landlock applies to the calling thread and its children.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from datastore.errors import MountFailed
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 4, 24, 38
 CAP_NET_BIND_SERVICE, CAP_SYS_ADMIN = 1 << 10, 1 << 21
 CAPABILITIES: Mapping[str, int] = {"s3": CAP_SYS_ADMIN, "nfs": CAP_NET_BIND_SERVICE}
-"""By the kind of the source. The kernel reads cached files by itself for nobody else (FUSE_DEV_IOC_BACKING_OPEN), and
-NFS servers ask for a port below 1024."""
+"""The capabilities to keep, by the kind of the source: for FUSE passthrough (FUSE_DEV_IOC_BACKING_OPEN), and for a port
+below 1024, which NFS servers ask of their clients."""
 _VERSION_3 = 0x20080522
 LAST = Path("/proc/sys/kernel/cap_last_cap")
 TASKS = Path("/proc/self/task")
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""The same on every architecture, as all system calls since Linux 5.1."""
+"""Numbers of system calls; like all since Linux 5.1 they are the same on every architecture."""
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 LEAST_LANDLOCK = 2
-"""Linux 5.19. The first version refuses every rename to another directory."""
+"""The lowest version of Landlock that is used (Linux 5.19). Version 1 refuses every rename to another directory."""
 WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 READ = READ_FILE | READ_DIR
 OWN = READ | WRITE_FILE | TRUNCATE | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 13
-"""And remove directories and files, make them, and rename between them."""
+"""The rights in the server's own directories: to read, write, create, remove and rename files and directories."""
 OF_FILES = READ_FILE | WRITE_FILE | TRUNCATE
 _EVERYTHING = {2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""What is refused unless a rule allows it, by version: the third knows truncate, the fifth ioctl on devices."""
+"""The rights that are refused unless a rule grants them, by version: 3 added truncate, 5 added ioctl on devices."""
 _SCOPES_SINCE, _SCOPED = 6, 0b11
-"""Abstract Unix sockets and signals, of processes that are not confined like us."""
+"""From Landlock 6 on: no abstract Unix sockets of, and no signals to, processes outside the sandbox."""
 
 SYSTEM = (
     "/etc", "/lib", "/lib64", "/opt", "/usr", "/dev/urandom", "/sys/devices/system/cpu",
     "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/proc/stat", "/proc/sys/kernel/random",
 )  # fmt: skip
-"""What a program reads: libraries, certificates, names."""
+"""Paths that every program may have to read: libraries, certificates, host and user names."""
 RESOLVER = "/etc/resolv.conf"
-"""Often a link to elsewhere, where it is replaced now and then."""
+"""Often a symbolic link; the directory of its target is made readable, because the file there is replaced at times."""
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 NODE_KEYS = (
     "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 )  # fmt: skip
-"""Variables that name files with keys of the node; for a volume that has none of its own."""
+"""Environment variables that name files with the node's credentials, for a volume without credentials of its own."""
 
 _LIBSECCOMP = "libseccomp.so.2"
 _ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -92,24 +92,24 @@ DENIED: Mapping[str, str] = {
         " setdomainname settimeofday clock_settime iopl ioperm modify_ldt lsm_set_self_attr"
     ),
 }
-"""System calls, by what they are about."""
+"""The forbidden system calls, grouped by what they act on."""
 _CLONE_THREAD = 0x00010000
 _NAMESPACES = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 _AF_INET, _AF_INET6, _AF_NETLINK, _SOCK_STREAM = 2, 10, 16, 1
 _INT = 0xFFFFFFFF
 _OWNERS = {"fcntl": (8, 10, 15), "ioctl": (0x8901, 0x8902)}
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN and SIOCSPGRP have the kernel send signals to any process."""
+"""Forbidden commands. With F_SETOWN, F_SETSIG, F_SETOWN_EX, FIOSETOWN and SIOCSPGRP the kernel signals any process."""
 
 Argument = tuple[int, int, int, int]
-"""Which argument of the call, the comparison, and its two values."""
+"""The index of a system call's argument, the comparison, and the comparison's two values."""
 _held: list[int] = []
-"""Descriptors of what is allowed below /proc, whose files are others (to Landlock) once nobody has them open."""
+"""Open descriptors of the allowed paths below /proc: once closed, the same path would be another file to Landlock."""
 
 
 def confine(spec: MountSpec) -> list[str]:
-    """From now on this process is the server of this mount, and nothing else; what is missing of that, for people.
+    """Restrict this process for good to serving this mount; return messages about the restrictions that are missing.
 
-    Errors: MountFailed when what every system has is refused, or when another thread runs.
+    Errors: MountFailed when a restriction that the system supports is refused, or when another thread runs.
     """
     if len(os.listdir(TASKS)) > 1:
         raise MountFailed("a mount server can't be confined: it has started threads before")
@@ -135,15 +135,15 @@ def confine(spec: MountSpec) -> list[str]:
 
 
 def readable(spec: MountSpec, modules: Iterable[str], environment: Mapping[str, str]) -> list[Path]:
-    """What the server of a mount may read besides its own: nothing that has its own state below it, as / has."""
+    """Return what a server may read besides its own directories; a path above one of these, such as /, is left out."""
     package = Path(__file__).resolve().parent
     found = [*SYSTEM, os.path.dirname(os.path.realpath(RESOLVER)), *modules, sys.prefix, sys.base_prefix]
-    found += [str(package), *datastore.__path__]  # in a checkout our modules are not below sys.path
+    found += [str(package), *datastore.__path__]  # in a checkout the project's modules are not below sys.path
     named = [environment[each] for each in CERTIFICATES if environment.get(each)]
     if isinstance(spec.source, S3Location) and spec.source.credentials is None:
         found.append(os.path.expanduser("~/.aws"))
         named += [environment[each] for each in NODE_KEYS if environment.get(each)]
-    found += [each if os.path.isdir(each) else os.path.dirname(each) for each in named]  # files are replaced
+    found += [each if os.path.isdir(each) else os.path.dirname(each) for each in named]  # a file may be replaced
     own = [Path(each).resolve() for each in (spec.state_dir, spec.cache_dir)]
     paths = [Path(os.path.realpath(each) if each != "/proc/self" else each) for each in found if os.path.isabs(each)]
     return [each for each in dict.fromkeys(paths) if not any(mine.is_relative_to(each) for mine in own)]
@@ -158,7 +158,7 @@ def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:
 
 
 def _restrict(libc: ctypes.CDLL, version: int, own: Sequence[Path], read: Sequence[Path]) -> None:
-    """Landlock."""
+    """Apply Landlock."""
     handled = _EVERYTHING[max(each for each in _EVERYTHING if each <= version)]
     attributes = struct.pack("=QQQ", handled, 0, _SCOPED)[: 24 if version >= _SCOPES_SINCE else 8]
     ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0))
@@ -171,7 +171,7 @@ def _restrict(libc: ctypes.CDLL, version: int, own: Sequence[Path], read: Sequen
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                continue  # not on this system
+                continue  # this system does not have it
             if not os.path.isdir(path):
                 allowed &= OF_FILES
             rule = struct.pack("=Qi", allowed & handled, fd)
@@ -195,7 +195,7 @@ class _Comparison(ctypes.Structure):
 
 
 def _filter(library: ctypes.CDLL) -> None:
-    """seccomp. What this machine or an older library has not is left out."""
+    """Apply seccomp. System calls that this machine or an older libseccomp does not know are left out."""
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
     try:
@@ -215,13 +215,13 @@ def _filter(library: ctypes.CDLL) -> None:
 
 
 def _rules(own_pid: int) -> Iterable[tuple[str, int, *tuple[Argument, ...]]]:
-    """Call, answer, and for which arguments; those of a call are alternatives, those of a rule hold together."""
+    """Yield rules: a system call, the answer, conditions that all have to hold. A call's rules are alternatives."""
     yield from ((name, _EPERM) for names in DENIED.values() for name in names.split())
-    # Threads only. The kernel shows a filter no arguments of clone3, so the C library has to do with clone.
+    # It may start threads only. A filter can't see the arguments of clone3, so the C library has to use clone.
     yield "clone3", _ENOSYS
     yield "clone", _EPERM, (0, _MASKED_EQ, _CLONE_THREAD, 0)
     yield from (("clone", _EPERM, (0, _MASKED_EQ, each, each)) for each in _NAMESPACES)
-    # Itself only.
+    # These may act on the process itself only.
     yield "kill", _EPERM, (0, _NE, own_pid, 0)
     yield "tgkill", _EPERM, (0, _NE, own_pid, 0)
     yield "prlimit64", _EPERM, (0, _NE, 0, 0)
@@ -229,7 +229,7 @@ def _rules(own_pid: int) -> Iterable[tuple[str, int, *tuple[Argument, ...]]]:
     yield "utimensat", _EPERM, (1, _NE, 0, 0)
     for name, commands in _OWNERS.items():
         yield from ((name, _EPERM, (1, _MASKED_EQ, _INT, each)) for each in commands)
-    # IP, and what getaddrinfo asks the kernel for; no Unix socket but a pair, which leads nowhere.
+    # Sockets: IP, and netlink for getaddrinfo. The only Unix sockets are stream pairs, which reach no other process.
     for family in range(_AF_NETLINK):
         if family not in (_AF_INET, _AF_INET6):
             yield "socket", _EPERM, (0, _EQ, family, 0)

@@ -1,18 +1,19 @@
 """The mount server's control socket: one JSON request per line, one or more JSON lines back, the last one with `ok`.
 
     {"op": "status", "brief": false}  -> {"ok": true, ...}; `dirty` lists the files that are not uploaded, and `unsent`
-                                      counts them; a brief one only counts
-    {"op": "flush"}                   -> {"ok": true, "errors": []}; ok false when something is not in S3
+                                      counts them; a brief answer has no `dirty`
+    {"op": "flush"}                   -> {"ok": true, "errors": []}; ok is false when something is not in the storage
     {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
-    {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; fields of MountSpec that only a next server takes
+    {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; later: MountSpec's fields that need a new server
     {"op": "stop", "force": false, "detach": false, "withinSeconds": 600, "asked": 1.5}
-                                      -> {"ok": true, "errors": []}; ok false when not in S3 in this time, or busy. With
-                                      detach a busy mount leaves the tree; "detached" says who goes on using it.
-                                      asked: since when the time runs, by CLOCK_MONOTONIC; without it since it is read
+                                      -> {"ok": true, "errors": []}; ok is false when not all was uploaded in this time,
+                                      or when the mount is busy. With detach a busy mount is detached (a lazy unmount),
+                                      and "detached" names its users. asked: CLOCK_MONOTONIC at which the time begins;
+                                      without it the time begins when the request is read
 
-The socket is 0600 in a directory of 0700. Every operation has a deadline, and there are at most CLIENTS at a time.
-Threads: those of UnixListener, and one that runs each operation.
+The socket has mode 0600, its directory 0700. Every operation has a deadline; CLIENTS may be connected at a time.
+Threads: those of UnixListener, and one for each operation.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CLIENTS = 16
 LINE_LIMIT = 1 << 20
-"""A specification holds certificates."""
+"""The longest request, in bytes; a mount specification may contain certificates."""
 IDLE_S = 30.0
 ERRORS_TOLD = 50
 
@@ -42,21 +43,21 @@ Progress = Callable[[Answer], None]
 
 
 Operation = Callable[[Answer, Progress], Answer]
-"""operation(request, progress) gives the answer's fields."""
+"""operation(request, progress) returns the fields of the answer, and may call progress(fields) before that."""
 
 
 def first_of(errors: list[str]) -> list[str]:
-    """As many as are told of failures: a bucket that is gone has one for each file."""
+    """Return at most ERRORS_TOLD errors, and how many more there are: a deleted bucket gives one for each file."""
     return errors if len(errors) <= ERRORS_TOLD else [*errors[:ERRORS_TOLD], f"and {len(errors) - ERRORS_TOLD:,} more"]
 
 
 def failed(*errors: str) -> Answer:
-    """The answer that says no."""
+    """Return the answer for an operation that failed."""
     return {"ok": False, "errors": list(errors)}
 
 
 def parse(line: bytes) -> Answer | None:
-    """The request on a line, or None."""
+    """Return the request in a line, or None when the line is not a request."""
     try:
         request = json.loads(line)
     except ValueError:
@@ -65,23 +66,23 @@ def parse(line: bytes) -> Answer | None:
 
 
 class ControlServer:
-    """Listens in `directory` until stop()."""
+    """The control socket of one mount, in the mount's state directory."""
 
     def __init__(self, directory: Path) -> None:
         self._operations: Mapping[str, tuple[Operation, float]] = {}
         self._listener = UnixListener(directory / SOCKET, self._serve, clients=CLIENTS)
 
     def bind(self) -> None:
-        """Listen, and answer after start() only. Errors: MountFailed."""
+        """Listen; requests are answered only after start(). Errors: MountFailed."""
         self._listener.bind()
 
     def start(self, operations: Mapping[str, tuple[Operation, float]]) -> None:
-        """Answer by these, each with the seconds for which it is waited for. Errors: MountFailed."""
+        """Answer requests, by these operations, each with its timeout in seconds. Errors: MountFailed."""
         self._operations = operations
         self._listener.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Take no more clients, let the present ones have their answer, bounded. Idempotent."""
+        """Take no more clients, and wait up to timeout_s until the present ones have their answer. Idempotent."""
         self._listener.stop(timeout_s)
 
     def _serve(self, client: socket.socket) -> None:
@@ -93,7 +94,7 @@ class ControlServer:
                     stream.flush()
 
     def _answers(self, line: bytes) -> Iterator[Answer]:
-        """The lines that answer one request, as they come."""
+        """Yield the lines that answer one request, as the operation makes them."""
         request = parse(line)
         if request is None or request["op"] not in self._operations:
             known = ", ".join(sorted(self._operations))
@@ -120,6 +121,6 @@ def _run(operation: Operation, request: Answer, lines: SimpleQueue[Answer]) -> N
         lines.put({"ok": True, **answer})
     except (DatastoreError, OSError) as error:
         lines.put(failed(str(error)))
-    except Exception as error:  # the edge of this thread: a client always gets its line
+    except Exception as error:  # the thread's outermost level: a client always gets an answer
         log.exception("a control operation failed")
         lines.put(failed(f"{request['op']} failed: {error!r}"))

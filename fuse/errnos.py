@@ -1,7 +1,7 @@
-"""Errors to errno: the one table. Pure, and total: a class not named here takes the number of its nearest base.
+"""The table that maps datastore.errors to errno. A class that is not in the table has the number of its nearest base.
 
-Numbers follow errno(3) as an application would meet them on a local disk; only what a program can act upon gets its
-own, everything else is EIO and the log says why.
+The numbers are those of errno(3) that an application would get on a local disk. Only errors that a program can act upon
+have a number of their own; all others are EIO, and the log says why. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 from datastore import errors
 
 _EIO = (
-    errors.DatastoreError, errors.StoreError, errors.BucketNotFound,  # not ENOENT: who mirrors would delete everything
+    errors.DatastoreError, errors.StoreError, errors.BucketNotFound,  # not ENOENT: a mirror tool would delete all
     errors.WrongRegion, errors.ClockSkew, errors.InvalidRequest, errors.TransientStoreError, errors.Unreachable,
     errors.Throttled, errors.ServerFault, errors.ServerStarting, errors.CorruptBody, errors.MountFailed,
     errors.CacheCorrupt,
@@ -23,7 +23,7 @@ TABLE: dict[type[BaseException], int] = {
     errors.AlreadyExists: errno.EEXIST,
     errors.PreconditionFailed: errno.ESTALE,
     errors.AccessDenied: errno.EACCES,
-    errors.ObjectLocked: errno.EPERM,  # as of an immutable file: unlink(2), rmdir(2)
+    errors.ObjectLocked: errno.EPERM,  # as for an immutable file: unlink(2), rmdir(2)
     errors.CredentialsInvalid: errno.EACCES,
     errors.EndpointNotAllowed: errno.EACCES,
     errors.HostUntrusted: errno.EACCES,
@@ -38,7 +38,7 @@ TABLE: dict[type[BaseException], int] = {
 
 
 def errno_of(error: BaseException) -> int | None:
-    """The number for the application, or None when the error is not one that a file system may raise (a defect)."""
+    """Return the errno for the application; None for an exception that a file system must not raise (a defect)."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     return next((TABLE[base] for base in type(error).__mro__ if base in TABLE), None)

@@ -1,10 +1,10 @@
-"""What mounts of another machine's file system share, NFS exports and directories of SSH servers alike.
+"""What mounts of NFS exports and mounts of an SSH server's directories (SFTP) have in common.
 
-That machine decides everything and has every byte: nothing is fetched ahead or sent later, and of what a mount is told
-while it stands only the time to live and the group mean anything.
+The server has every byte and decides everything: there is no prefetch and no write-back, and of the settings that can
+change while a mount stands only the TTL and the group have an effect.
 
-Threads: a call begins on the loop, and what asks that machine runs in a lane, so that what is kept here has a lock. The
-lock is never held while that machine is waited for.
+Threads: a call begins on the loop, and a request to the server runs in a lane (a thread), so the state here has a lock.
+The lock is never held during a request to the server.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ log = logging.getLogger(__name__)
 
 NAME_MAX = 255
 END_S = 20.0
-"""How long the end of a mount waits for a server that does not answer."""
+"""How long the end of a mount waits for a file server that does not answer."""
 BASE_BYTES = 128 << 20
-"""Of the mount's process without any node, and with as many uncommitted bytes as there may be."""
+"""The memory of a mount's process without any node, but with as many uncommitted bytes as are allowed."""
 NODE_BYTES = 640
-"""Of one node with its places in the tables, measured."""
+"""The memory of a node with its entries in the tables, measured."""
 LOG_SLACK = 10_000
 _LIVE = (
     "cache_size_bytes", "capacity_bytes", "conflict", "group", "metadata_ttl_s", "used_bytes", "used_files",
     "write_back_s",
 )  # fmt: skip
-"""The fields of MountSpec that change while it is mounted; most mean nothing here."""
+"""The fields of MountSpec that may change while it is mounted; most have no effect here."""
 
 
 def ttl_of(spec: MountSpec) -> float:
-    """How long the kernel may believe what it is told. libfuse takes one time for all answers, of which the other half
-    is what it takes to ask."""
+    """Return how long the kernel may cache an answer, in seconds. With libfuse, which has one TTL for all answers, this
+    is half of the specified time, because a request to the server may take the other half."""
     return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
 
 
 def nodes_within(memory_bytes: int) -> int:
-    """How many nodes a process may know that has so much memory."""
+    """Return how many nodes a process with this much memory may keep."""
     return max(memory_bytes - BASE_BYTES, memory_bytes // 4) // NODE_BYTES
 
 
 class KnownNode:
-    """What the kernel knows by a number. kind: a file type, as stat.S_IFREG; opens: how many there are."""
+    """An inode that the kernel knows. kind: its file type, as stat.S_IFREG; opens: how many times it is open."""
 
     __slots__ = ("ino", "kind", "nlookup", "opens")
 
@@ -72,8 +72,8 @@ N = TypeVar("N", bound=KnownNode)
 
 
 class KnownNodes(Generic[N]):
-    """All that the kernel knows. It outlives the server process in a log (state.nodelog). Not locked: the file system's
-    lock covers it. limit: how many there may be before the kernel is asked to give some up.
+    """All inodes that the kernel knows; a log (state.nodelog) keeps them for the next server process. Not thread-safe:
+    the caller holds the file system's lock. limit: with more nodes than this the kernel is asked to forget some.
     """
 
     def __init__(self, log: NodeLog, limit: int) -> None:
@@ -81,28 +81,28 @@ class KnownNodes(Generic[N]):
         self._log = log
         self._limit = limit
         self._dropped: list[int] = []
-        """Given up; it is written down with the next node."""
+        """Inodes that the kernel has forgotten; they are logged together with the next new node."""
 
     def get(self, ino: int) -> N:
-        """Errors: ESTALE for one that is not known."""
+        """Errors: ESTALE for an inode that is not known."""
         node = self.by_ino.get(ino)
         if node is None:
             raise FSError(errno.ESTALE)
         return node
 
     def forget(self, ino: int, nlookup: int) -> None:
-        """The kernel has given up so many lookups."""
+        """Take nlookup from an inode's lookup count, because the kernel says so; an unknown inode is ignored."""
         node = self.by_ino.get(ino)
         if node is not None:
             node.nlookup -= nlookup
             self.let_go(node)
 
     def let_go(self, node: N) -> None:
-        """Drop a node that nothing needs any more."""
+        """Drop the node if nothing needs it any more."""
         raise NotImplementedError
 
     def surplus(self) -> Sequence[Held]:
-        """Nodes to ask the kernel for, the oldest that nobody has open, when there are more than the limit."""
+        """When there are more nodes than the limit, return old ones that are not open, for the kernel to forget."""
         return list(self._oldest(len(self.by_ino) - self._limit)) if len(self.by_ino) > self._limit else ()
 
     def _oldest(self, count: int) -> Iterator[Held]:
@@ -111,7 +111,7 @@ class KnownNodes(Generic[N]):
                 yield Held(node.ino, ROOT_INO, b"")
 
     def _told(self, nodes: list[N], new: list[N]) -> list[N]:
-        """The kernel is told these: each has one lookup more, and those that are new are written down before."""
+        """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them."""
         if new:
             try:
                 self._write(new)
@@ -133,12 +133,12 @@ class KnownNodes(Generic[N]):
         raise NotImplementedError
 
     def _records(self, nodes: Iterable[N]) -> list[NodeRecord]:
-        """What the log says of them."""
+        """Return the log's records for these nodes."""
         raise NotImplementedError
 
 
 class _Server(Protocol):
-    """What a file system knows of its connection."""
+    """What FileServerFilesystem needs of the connection to a file server."""
 
     metrics: StoreMetrics
     reconnects: int
@@ -148,8 +148,8 @@ class _Server(Protocol):
 
 
 class FileServerFilesystem:
-    """The part of ops.Filesystem that is the same for all. group: everything is shown as of this group, which may do
-    what the owner may; None: as it is."""
+    """The part of ops.Filesystem that NFS and SFTP share. group: all files are shown with this group, which has the
+    owner's permissions; None: they are shown as they are."""
 
     def __init__(self, nodes: KnownNodes[Any], server: _Server, *, loop: Loop, ttl_s: float, group: int | None) -> None:
         self.loop = loop
@@ -162,7 +162,7 @@ class FileServerFilesystem:
         self._limiter = Limiter()
 
     def status(self) -> dict[str, object]:
-        """What `datastore status` shows of this side. dirty: what a host that is away may have forgotten."""
+        """Return what `datastore status` shows. dirty: uncommitted bytes, listed while the server does not answer."""
         storage = self.server.metrics.silence.told()
         kept = self.uncommitted() if storage else []
         return {
@@ -175,15 +175,15 @@ class FileServerFilesystem:
         }
 
     def uncommitted(self) -> list[tuple[int, int]]:
-        """(inode, bytes) that the server has not committed yet, as far as this process wrote them."""
+        """Return (inode, bytes that this process wrote and the server has not committed yet) for each such file."""
         return []
 
     def flush_all(self) -> list[str]:
-        """Have the server commit what it has taken; one line for each file that it did not."""
+        """Have the server commit all that it has received; return one line for each file for which that failed."""
         return []
 
     def change(self, ttl_s: float, group: int | None) -> None:
-        """Tell the kernel this time to live from now on, and show everything as of this group."""
+        """From now on give the kernel this TTL, and show all files with this group."""
         with self._lock:
             same, self.group, self._ttl_s = group == self.group, group, ttl_s
             inos = [] if same else list(self._nodes.by_ino)
@@ -191,11 +191,11 @@ class FileServerFilesystem:
             self._notifier.inval_inode(Ino(ino), -1)
 
     async def stop(self) -> None:
-        """See ops.Filesystem. In no lane: all may be waiting for a machine that does not answer."""
+        """See ops.Filesystem. This runs in a thread of its own: all lanes may be waiting for a dead server."""
         await self.loop.aside(self._end, "end")
 
     def _end(self) -> None:
-        """Leave nothing behind, within about END_S; idempotent."""
+        """Finish the work with the server and close the connection, within about END_S; idempotent."""
         raise NotImplementedError
 
     def forget(self, ino: Ino, nlookup: int) -> None:
@@ -204,7 +204,7 @@ class FileServerFilesystem:
             self._nodes.forget(ino, nlookup)
 
     def _at_most(self, size: int, content: bytes) -> bytes:
-        """The answer to READ for so many bytes. Errors: FSError when it is longer, which the kernel would not take."""
+        """Return the answer to a READ of `size` bytes. Errors: FSError when it is longer: the kernel refuses that."""
         if len(content) <= size:
             return content
         if self._limiter.allows("read", time.monotonic()):
@@ -213,13 +213,13 @@ class FileServerFilesystem:
         raise FSError(errno.EIO)
 
     def _shown(self, mode: int, gid: int) -> tuple[int, int]:
-        """Mode and group as the kernel is told them."""
+        """Return the mode and the group for the kernel."""
         if self.group is None or stat.S_ISLNK(mode):
             return mode, gid
         mode |= (mode & stat.S_IRWXU) >> 3
         return mode | (stat.S_ISGID if stat.S_ISDIR(mode) else 0), self.group
 
-    # -- what NFS 3 and SFTP do not have: the kernel does it by itself where it can, and does not ask again
+    # -- what NFS 3 and SFTP do not have: after ENOSYS the kernel emulates it where it can, and does not ask again
 
     async def _not_supported(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise FSError(errno.ENOSYS)
@@ -237,7 +237,7 @@ class MountedFileServer:
         self.flush_all = filesystem.flush_all
 
     def apply(self, spec: MountSpec) -> list[str]:
-        """See MountedStore. How large and how full it is, the server says."""
+        """See MountedStore. The capacity and the used space are the server's, not the specification's."""
         live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
         self._spec = replace(self._spec, **live)  # type: ignore[arg-type]
         self.filesystem.change(ttl_of(spec), spec.group)
@@ -252,5 +252,5 @@ class MountedFileServer:
         )
 
     def discard(self, path: str) -> int:
-        """Nothing: what could not be written was refused when it was."""
+        """Return 0: nothing is kept that could be discarded, because a failed write is reported at once."""
         return 0

@@ -1,8 +1,8 @@
-"""The event loop of a mount: one thread that decides, tasks that wait without holding it up, and lanes for what blocks.
+"""The event loop of a mount: its tasks run in one thread, and calls that block run in thread pools ("lanes").
 
-A task runs until it awaits something that is not there yet; nothing else runs meanwhile, so that what lies between two
-awaits needs no lock. What blocks (large bodies, a sync of the disk) runs in a lane, which is a thread, and its
-result comes back to the loop. asyncio does the same for 17 us a suspension, this for 1 us: docs/decisions/0021.
+A task runs until it awaits a result that is not there yet. No other task runs in that time, so code between two awaits
+needs no lock. A call that blocks (a large body, a sync of the disk) runs in a lane, which is a pool's thread, and its
+result comes back to the loop. asyncio needs 17 us for each suspension of a task, this loop 1 us: docs/decisions/0021.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ R = TypeVar("R")
 Ready = Callable[[], None]
 
 LANES = 64
-"""Threads for large bodies, and for the calls of file servers."""
+"""The most threads for large bodies and for the calls to file servers."""
 DISK_LANES = 8
-"""Threads for the local disk, which must not wait for a storage that is down."""
+"""The most threads for the local disk; a pool of its own, so that the disk never waits for a storage that is down."""
 _LOST_S = 1800.0
-"""Each call in a lane is bounded by the store's own deadlines; one that takes so long is given up."""
+"""After this time a call in a lane is given up; the store's own deadlines should have ended it long before."""
 _LOOK_S = 30.0
-"""How often it is looked for those."""
+"""How often the lanes are searched for calls to give up."""
 _TICK_S = 0.25
-"""How often it is looked who waits too long."""
+"""How often the waits with a timeout (_Waits) are checked."""
 _TAKE_OVER_S = 0.02
-"""How soon a thread that waits for its coroutine finds that nobody turns the loop any more."""
+"""How often a thread in Loop.run() checks whether it has to turn the loop, because no other thread does."""
 
 
 class _Turned(threading.local):
@@ -54,12 +54,12 @@ _TURNED = _Turned()
 
 
 def running() -> Loop | None:
-    """The loop that this thread turns."""
+    """Return the loop that this thread turns, if any. To "turn" a loop is to run its turn() again and again."""
     return _TURNED.loop
 
 
 def now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits by blocking this thread, as all do that find no loop running."""
+    """Return the result of a coroutine that blocks instead of awaiting, as all code does where running() is None."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -69,7 +69,7 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def pause(seconds: float) -> None:
-    """Let others go on for so long."""
+    """Sleep; the other tasks of this thread's loop run in that time. Without a loop this blocks the thread."""
     loop = running()
     if loop is None:
         time.sleep(seconds)
@@ -78,20 +78,20 @@ async def pause(seconds: float) -> None:
 
 
 class Future(Generic[T]):
-    """A result that is not there yet: `await` it. For the loop's thread only."""
+    """A result to `await`, which may not be there yet. Only the loop's thread may use it."""
 
     done = False
     error: BaseException | None = None
-    """Why there is no result, of one that is done."""
+    """Why a future that is done has no result."""
     _result: T | None = None
     _callbacks: list[Ready] | None = None
 
     def set_result(self, result: T) -> None:
-        """It is there; once."""
+        """End the future with its result; only once."""
         self._settle(result, None)
 
     def set_error(self, error: BaseException) -> None:
-        """Who awaits it gets this raised; once."""
+        """End the future with an error, which is raised in every task that awaits it; only once."""
         self._settle(None, error)
 
     def _settle(self, result: T | None, error: BaseException | None) -> None:
@@ -101,7 +101,7 @@ class Future(Generic[T]):
             callback()
 
     def on_done(self, callback: Ready) -> None:
-        """Call it when the result is there; at once if it is."""
+        """Call `callback` when the future is done; at once if it is done already."""
         if self.done:
             callback()
         elif self._callbacks is None:
@@ -110,7 +110,7 @@ class Future(Generic[T]):
             self._callbacks.append(callback)
 
     def result(self) -> T:
-        """The result of one that is done, or what it failed with."""
+        """Return the result of a future that is done, or raise its error."""
         if self.error is not None:
             raise self.error
         return self._result  # type: ignore[return-value]  # it is done
@@ -123,7 +123,7 @@ class Future(Generic[T]):
 
 @dataclass(eq=False)
 class Task(Future[T]):
-    """A coroutine that runs on a loop; its result."""
+    """A coroutine that runs on a loop, and the future of its result."""
 
     _loop: Loop
     _coroutine: Coroutine[Any, Any, T]
@@ -131,18 +131,18 @@ class Task(Future[T]):
 
     @property
     def call(self) -> Call | None:
-        """What it asks the store for is asked for this call."""
+        """The application's call that the task works for; all requests for one call share a budget of retries."""
         return self._call
 
     def step(self) -> None:
-        """Run until it awaits what is not there, or to its end. Once by who made it, after that by the loop."""
+        """Run to the next await that has to wait, or to the end. The first step may be called by the task's maker."""
         outer = THIS_THREAD.work
         THIS_THREAD.work = self
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as end:
             self._settle(end.value, None)
-        except BaseException as error:  # who awaits it is told
+        except BaseException as error:  # raised in the tasks that await this one
             self._settle(None, error)
         else:
             awaited.on_done(partial(self._loop.runnable.append, self.step))
@@ -151,18 +151,18 @@ class Task(Future[T]):
 
 
 class Lock:
-    """For one task at a time, in the order of asking; who holds it may take it again."""
+    """A reentrant lock for the tasks of a loop; waiting tasks get it in the order in which they asked."""
 
     __slots__ = ("_owner", "_waiting", "locked")
 
     def __init__(self) -> None:
         self._owner: Work | None = None
         self.locked = 0
-        """How often its task has taken it; 0: nobody holds it."""
+        """How often the task that holds the lock has acquired it; 0 while the lock is free."""
         self._waiting: deque[tuple[Work | None, Future[None]]] | None = None
 
     def try_acquire(self) -> bool:
-        """Take it if that needs no waiting; release() has to follow."""
+        """Acquire the lock if that needs no waiting; return whether it is acquired. Then release() has to follow."""
         task = THIS_THREAD.work
         if self.locked and (self._owner is not task or task is None):
             return False
@@ -171,7 +171,7 @@ class Lock:
         return True
 
     async def acquire(self) -> None:
-        """Wait for it; release() has to follow."""
+        """Wait until the lock is acquired; release() has to follow."""
         if self.try_acquire():
             return
         waiting: Future[None] = Future()
@@ -181,7 +181,7 @@ class Lock:
         await waiting
 
     def release(self) -> None:
-        """Give it to who waits longest."""
+        """Undo one acquire; the last one hands the lock to the task that has waited longest."""
         self.locked -= 1
         if self.locked:
             return
@@ -198,10 +198,10 @@ class Lock:
 
 
 class Edge(Future[None]):
-    """Tells when a descriptor that never waits may be used again: once for each change (EPOLLET in epoll(7)).
+    """Waits until a non-blocking descriptor is ready again; edge-triggered (EPOLLET in epoll(7)).
 
-    Who waits has used it until it would have waited, or has asked for an answer since it was last ready; one at a time.
-    It is done while nobody waits.
+    Before it waits, a task has to use the descriptor until EAGAIN, or to send a request whose answer it waits for. Only
+    one task may wait at a time. While no task waits, the future counts as done.
     """
 
     def __init__(self, loop: Loop, fd: int) -> None:
@@ -211,7 +211,7 @@ class Edge(Future[None]):
         loop.watch(fd, self._changed, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
     def wait(self, seconds: float) -> Future[None]:
-        """`await` that something changes. Errors: TimeoutError, up to a quarter of a second late."""
+        """`await` a change of the descriptor's state. Errors: TimeoutError, up to a quarter of a second late."""
         loop = self._loop
         self.done, self.error = False, None
         self._until = loop.clock() + seconds
@@ -224,21 +224,21 @@ class Edge(Future[None]):
             self.set_result(None)
 
     def look(self, now: float) -> None:
-        """Is it too late?"""
+        """See Bounded."""
         if not self.done and now >= self._until:
             self._loop.waits.remove(self)
             self.set_error(TimeoutError())
 
 
 class Bounded(Protocol):
-    """A wait that may take too long."""
+    """A wait with a timeout."""
 
     def look(self, now: float) -> None:
-        """End it if it does, and remove it from those that are looked at."""
+        """If the timeout is over, end the wait and remove it from Loop.waits. now: of the loop's clock, in seconds."""
 
 
 class _Waits(set[Bounded]):
-    """The waits that are looked at now and then: a timer for each would stay behind when it is over."""
+    """All waits with a timeout, checked every _TICK_S. A timer for each would outlive its wait."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class _Waits(set[Bounded]):
 
 
 class Semaphore:
-    """For so many tasks at a time, in the order of asking."""
+    """Lets at most `places` tasks in at a time, in the order in which they asked."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -283,55 +283,55 @@ class Semaphore:
 
 
 class Loop:
-    """Calls what belongs to each descriptor that can be read, and runs tasks. What is called must not wait, nor raise.
+    """Watches descriptors and runs tasks. A function that the loop calls must neither block nor raise.
 
-    Threads: soon(), run() and call() are for any, the rest for the one that turns it.
+    Threads: any may call soon(), run() and call(); all else is only for the thread that turns the loop.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.runnable: deque[Ready] = deque()
-        """Steps of tasks that can go on."""
+        """The next step of each task that can go on."""
         self._poll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Ready]] = []
         self._numbers = count()
         self._ticks: dict[Ready, int] = {}
-        """What is called now and then; the number of its present timer."""
+        """The functions given to every(), each with the number of its present timer."""
         self._at_end: dict[Ready, None] = {}
         self._soon: deque[Ready] = deque()
         self.waits = _Waits(self)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._turner = threading.Lock()
-        """Held by the thread that turns it."""
+        """Held by the thread that turns the loop."""
         self._sought = False
-        """A thread waits until it may turn it for good."""
+        """Whether a thread in turning() waits for _turner; a thread in run() then lets go of it."""
         self._closed = False
-        self._poll.register(self._bell, select.EPOLLIN | select.EPOLLET)  # each write ends a wait; nobody reads it
+        self._poll.register(self._bell, select.EPOLLIN | select.EPOLLET)  # each write ends a poll; nobody reads it
         self.lanes = Lanes(self, LANES)
-        """For calls of the storage."""
+        """The threads for calls to the storage."""
         self.disk = Lanes(self, DISK_LANES)
-        """For the local disk, and what keeps the processor busy."""
+        """The threads for the local disk, and for work that keeps the processor busy."""
 
     # -- descriptors and time
 
     def watch(self, fd: int, ready: Ready, events: int = select.EPOLLIN) -> None:
-        """Call `ready` whenever there is something to read (or another of these events), or the other side has gone."""
+        """Call `ready` whenever one of these events of epoll(7) has come, or the descriptor's other end is closed."""
         self._ready[fd] = ready
         self._poll.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Call nothing for it any more. It is still open. Idempotent."""
+        """Stop watching the descriptor, which stays open. Idempotent."""
         if self._ready.pop(fd, None) is not None and not self._closed:
             self._poll.unregister(fd)
 
     def later(self, seconds: float, call: Ready) -> None:
-        """Call it once when so many seconds are over."""
+        """Call `call` once, after `seconds`."""
         heappush(self._timers, (self.clock() + seconds, next(self._numbers), call))
 
     def every(self, seconds: float, call: Ready) -> None:
-        """Call it about so often until never()."""
+        """Call `call` about every `seconds` until never(call)."""
         number = self._ticks[call] = next(self._numbers)
 
         def tick() -> None:
@@ -342,18 +342,18 @@ class Loop:
         self.later(seconds, tick)
 
     def at_end(self, call: Ready) -> None:
-        """Call it when this loop turns no more."""
+        """Call `call` in close(), after the last turn."""
         self._at_end[call] = None
 
     def never(self, call: Ready) -> None:
-        """Call it neither now and then nor at the end. Idempotent."""
+        """Undo every(call) and at_end(call). Idempotent."""
         self._ticks.pop(call, None)
         self._at_end.pop(call, None)
 
     # -- from other threads
 
     def soon(self, call: Ready) -> bool:
-        """Have the loop call it in its next turn; False when there will be none."""
+        """Have the loop call `call` in its next turn; return False when the loop is closed."""
         with self._lock:
             if self._closed:
                 return False
@@ -363,10 +363,8 @@ class Loop:
             return True
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end: its result. This thread turns the loop meanwhile, unless another one does.
-
-        MountFailed when the loop is closed before that.
-        """
+        """Run a coroutine on the loop and return its result. Until then this thread turns the loop if no other does.
+        Errors: MountFailed when the loop is closed before the coroutine's end."""
         if _TURNED.loop is self:
             coroutine.close()
             raise RuntimeError("the loop can't wait for itself")
@@ -395,7 +393,7 @@ class Loop:
         return task.result()
 
     def call(self, function: Callable[[], T]) -> T:
-        """What a function that does not wait returns, called on the loop, so that no task changes what it looks at."""
+        """Return the result of a function that does not block; it is called on the loop, so no task runs meanwhile."""
 
         async def called() -> T:
             return function()
@@ -404,9 +402,9 @@ class Loop:
 
     @contextmanager
     def turning(self) -> Iterator[None]:
-        """This thread turns it meanwhile, by turn(). Another one that does so for run() leaves it to this one."""
+        """A context in which this thread calls turn(). A thread that turns the loop for its run() stops doing so."""
         self._sought = True
-        self.soon(lambda: None)  # ends the turn that it is in
+        self.soon(lambda: None)  # ends the poll of the other thread
         with self._turner:
             self._sought = False
             outer, _TURNED.loop = _TURNED.loop, self
@@ -418,13 +416,13 @@ class Loop:
     # -- tasks
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
-        """Begin a task in the next turn, as a part of the present call; somebody awaits it."""
+        """Have the loop begin a task that works for the present call. The caller has to await it."""
         task = Task(self, coroutine, current_call())
         self.runnable.append(task.step)
         return task
 
     def background(self, coroutine: Coroutine[Any, Any, T]) -> Task[T]:
-        """The same of a task that belongs to no call, and that perhaps nobody awaits: what it raises is logged."""
+        """Have the loop begin a task that works for no call. Nobody has to await it: what it raises is logged."""
         task = Task(self, coroutine, None)
 
         def ended() -> None:
@@ -436,28 +434,28 @@ class Loop:
         return task
 
     def lane(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Begin a call of the storage, in a thread; `await` its result."""
+        """Begin a call to the storage in a thread; `await` its result."""
         return self.lanes.run(partial(call, *args, **kwargs))
 
     def on_disk(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """The same of one that waits for the local disk, or that takes long without waiting."""
+        """Begin, in a thread, a call that waits for the local disk or computes for long; `await` its result."""
         return self.disk.run(partial(call, *args, **kwargs))
 
     def aside(self, call: Callable[[], R], name: str) -> Future[R]:
-        """Begin a call in a thread of its own, for what no lane may keep from beginning; `await` its result."""
+        """Begin a call in a new thread of this name, even if all lanes are busy; `await` its result."""
         future: Future[R] = Future()
 
         threading.Thread(target=lambda: self.soon(_outcome(future, call)), name=name, daemon=True).start()
         return future
 
     async def sleep(self, seconds: float) -> None:
-        """Let others run for so long."""
+        """Sleep; other tasks run in that time."""
         over: Future[None] = Future()
         self.later(seconds, partial(over.set_result, None))
         await over
 
     async def pause(self) -> None:
-        """Let others run that can."""
+        """Let the other tasks that can go on run one step each."""
         over: Future[None] = Future()
         self.runnable.append(partial(over.set_result, None))
         await over
@@ -465,13 +463,13 @@ class Loop:
     # -- turning
 
     def turn(self) -> None:
-        """Wait until something is ready, and serve all that is."""
+        """Wait until a descriptor, a task, a timer or another thread's call is ready, and serve all that are."""
         wait_s = self._timers[0][0] - self.clock() if self._timers else None
         due = wait_s is not None and wait_s <= 0
         events = self._poll.poll(0.0 if due or self.runnable or self._soon else wait_s)
         for fd, _ in events:
             ready = self._ready.get(fd)
-            if ready is not None:  # one that was served before may have ended it
+            if ready is not None:  # a callback before this one may have called unwatch()
                 ready()
         self._call_what_waits()
         runnable = self.runnable
@@ -484,7 +482,7 @@ class Loop:
                 heappop(self._timers)[2]()
 
     def close(self) -> None:
-        """After the last turn: what was to be called soon is, and then what waits for the end. Idempotent."""
+        """After the last turn: make the calls that soon() and at_end() were given, and end the threads. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -504,16 +502,16 @@ class Loop:
 
 
 def _outcome(future: Future[R], call: Callable[[], R]) -> Ready:
-    """Call it: how its end is told, on the loop."""
+    """Call `call`; return the function that puts its result or its error into the future, for the loop's thread."""
     try:
         return partial(future.set_result, call())
-    except BaseException as error:  # who awaits it is told
+    except BaseException as error:  # raised in the task that awaits the future
         return partial(future.set_error, error)
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What is in a lane or waits for one. call: for which it is done. since: monotonic seconds; when its lane began."""
+    """A function that is queued or runs in a lane. since: when a lane began it, in seconds of the loop's clock."""
 
     function: Callable[[], Any]
     call: Call | None
@@ -522,7 +520,7 @@ class _Job:
 
 
 class Lanes:
-    """Threads that run what blocks, up to `width` of them; they start as they are needed."""
+    """A pool of up to `width` threads for functions that block; the threads are started as they are needed."""
 
     def __init__(self, loop: Loop, width: int) -> None:
         self._loop = loop
@@ -532,13 +530,13 @@ class Lanes:
         self._lock = threading.Lock()
         self._at_work: set[_Job] = set()
         self._unended = 0
-        """Jobs that are at work or wait."""
+        """How many jobs are running or queued."""
         self._lost = 0
-        """Threads that are still at work on what was given up; others take their places."""
+        """How many threads still run a job that was given up; other threads are started in their place."""
         loop.every(_LOOK_S, self._drop_lost)
 
     def run(self, call: Callable[[], R]) -> Future[R]:
-        """Begin it, as a part of the call that the present task works for. On the loop."""
+        """Queue `call` as a part of the call that the present task works for. Only for the loop's thread."""
         future: Future[R] = Future()
         self._queue.put(_Job(call, current_call(), future))
         with self._lock:
@@ -551,7 +549,7 @@ class Lanes:
         return future
 
     def close(self) -> None:
-        """No lane takes anything more than it has."""
+        """End each thread when the jobs that are queued by now are done."""
         with self._lock:
             for _ in self._threads:
                 self._queue.put(None)
@@ -570,10 +568,10 @@ class Lanes:
                     continue
                 self._end(job)
             self._loop.soon(tell)
-            del job, tell  # a thread that waits for the next one keeps nothing of this one
+            del job, tell  # a thread that waits for its next job keeps no reference to this one
 
     def _end(self, job: _Job) -> None:
-        """The lock is held."""
+        """Count the job as ended. The caller holds the lock."""
         self._at_work.remove(job)
         self._unended -= 1
 
@@ -591,10 +589,8 @@ class Lanes:
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:
-    """call(item) for all, `width` side by side; results in order. The first error is raised when all have ended.
-
-    Without a loop one after the other, up to the first error.
-    """
+    """Await call(item) for all items, `width` at a time; return the results in order. The first error in that order is
+    raised when all have ended. Without a loop the calls run one after the other, up to the first error."""
     loop = running()
     if loop is None:
         return [await call(item) for item in items]
@@ -608,7 +604,7 @@ async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], 
 
 
 async def all_of(tasks: Iterable[Future[T]]) -> list[T]:
-    """The results in order, when all have ended. The first error is raised then."""
+    """Wait for all tasks; return their results in order, or raise the first error in that order."""
     ended = list(tasks)
     for task in ended:
         if not task.done:

@@ -1,9 +1,9 @@
-"""The neutral vocabulary between a file system and whoever serves it (our kernel session, mfusepy, tests).
+"""The interface between a file system and the adapter that serves it (our kernel session, mfusepy, tests).
 
-Knows nothing of the wire. The methods of a `Filesystem` are coroutines of its loop: one that memory can answer ends
-without awaiting anything. They raise `FSError` and DatastoreError. A caller may give up waiting (EINTR); then the
-coroutine runs to its end all the same. Names and link targets are bytes. Times are nanoseconds since the epoch; `mode`
-has the type bits; sizes and offsets are bytes.
+It is independent of the FUSE protocol's wire format. The methods of a `Filesystem` are coroutines of its loop; one that
+can be answered from memory ends without an await. They raise `FSError` and DatastoreError. A caller may give up waiting
+(EINTR); the coroutine runs to its end all the same. Names and link targets are bytes. Times are nanoseconds since the
+epoch; `mode` includes the type bits; sizes and offsets are bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ROOT_INO = Ino(1)
 
 
 class FSError(OSError):
-    """An errno for the application; `FSError(errno.ENOENT)`."""
+    """An errno for the application, as in `FSError(errno.ENOENT)`."""
 
     def __init__(self, number: int, message: str = "") -> None:
         super().__init__(number, message)
 
 
 class Caller(NamedTuple):
-    """Who asks."""
+    """The process that made the request."""
 
     uid: int
     gid: int
@@ -35,7 +35,7 @@ class Caller(NamedTuple):
 
 
 class Attr(NamedTuple):
-    """What stat shows."""
+    """The attributes that stat(2) shows."""
 
     ino: Ino
     mode: int
@@ -51,14 +51,14 @@ class Attr(NamedTuple):
 
 
 class AttrReply(NamedTuple):
-    """Attributes and how long the kernel may keep them, seconds."""
+    """Attributes, and how long the kernel may cache them, in seconds."""
 
     attr: Attr
     ttl_s: float
 
 
 class Entry(NamedTuple):
-    """A name that was found; `attr` None is a negative answer, kept for entry_ttl_s.
+    """The answer to a lookup; with `attr` None the name does not exist, and the kernel caches that for entry_ttl_s.
 
     Every positive Entry that reaches the kernel adds one to the inode's lookup count.
     """
@@ -69,10 +69,10 @@ class Entry(NamedTuple):
 
 
 class OpenReply(NamedTuple):
-    """An open file. keep_cache: the kernel's pages of this inode are still right.
+    """An open file. keep_cache: the pages of this inode in the kernel's page cache are still valid.
 
-    direct_io: past the kernel's pages. uncached: the same, where the kernel keeps what others read right all the same.
-    passthrough_fd: a local file that the kernel may read and write by itself, or -1.
+    direct_io: this open bypasses the page cache. uncached: the same, but only with a kernel that drops the pages which
+    a direct write makes stale. passthrough_fd: a local file that the kernel may read and write by itself, or -1.
     """
 
     fh: Fh
@@ -83,8 +83,8 @@ class OpenReply(NamedTuple):
 
 
 class OpenDirReply(NamedTuple):
-    """An open directory. cache: the kernel may keep what it reads, so that cursors must be of one listing only, and go
-    by what it kept. keep: it need not drop that before.
+    """An open directory. cache: the kernel may keep the entries that it reads, and answer later readdirs from them, so
+    that all cursors of the handle must be of one listing. keep: the entries that it kept before are still valid.
     """
 
     fh: Fh
@@ -93,7 +93,7 @@ class OpenDirReply(NamedTuple):
 
 
 class SetAttr(NamedTuple):
-    """The attributes to change; None leaves one as it is. NOW asks for the present time."""
+    """The attributes to change; None leaves an attribute as it is. The time NOW stands for the present time."""
 
     mode: int | None = None
     uid: int | None = None
@@ -106,16 +106,16 @@ class SetAttr(NamedTuple):
 
 
 NOW = -1
-"""SetAttr time: the file system's present time (UTIME_NOW)."""
+"""A time in SetAttr: the file system's present time (UTIME_NOW)."""
 
 
 class DirEntry(NamedTuple):
-    """One line of a directory. offset: the cursor that continues after it. entry: only for readdirplus."""
+    """One entry of a directory. offset: the cursor to continue after this entry. entry: only for readdirplus."""
 
     name: bytes
     ino: Ino
     mode: int
-    """Only the type bits matter."""
+    """Only the type bits are used."""
     offset: int
     entry: Entry | None = None
 
@@ -124,11 +124,11 @@ class DirBudget(Protocol):
     """How much of a listing fits the caller's buffer."""
 
     def take(self, name_length: int) -> bool:
-        """Reserve room for one entry; False when it does not fit (stop there)."""
+        """Reserve room for an entry with a name of this length; False when it does not fit: the listing has to stop."""
 
 
 class StatFs(NamedTuple):
-    """What statfs shows, in blocks of `block_size` bytes."""
+    """What statfs(2) shows; sizes are in blocks of `block_size` bytes."""
 
     blocks: int
     blocks_free: int
@@ -140,14 +140,14 @@ class StatFs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """flags: open(2)'s. kill_suidgid: drop setuid and setgid (O_TRUNC by one who may not keep them)."""
+    """flags: those of open(2). kill_suidgid: drop setuid and setgid (O_TRUNC by a caller who may not keep them)."""
 
     flags: int
     kill_suidgid: bool = False
 
 
 class Held(NamedTuple):
-    """A node that the kernel has and need not have. name: b'' of a directory, which must not be detached."""
+    """A node that the kernel is to forget. name: b'' when its dentry must not be invalidated, as for a directory."""
 
     ino: Ino
     parent: Ino
@@ -155,51 +155,51 @@ class Held(NamedTuple):
 
 
 class Notifier:
-    """Tells the kernel that another client changed something. Never blocks: a thread of the adapter delivers.
+    """Tells the kernel what another client changed. No method blocks: a thread of the adapter sends the notifications.
 
-    This one has nobody to tell: before the session starts, and for libfuse, where times to live do the work.
+    This base class sends nothing: it serves before the session starts, and for libfuse, where TTLs have to do.
     """
 
     def inval_entry(self, parent: Ino, name: bytes) -> None:
-        """Forget this name."""
+        """Invalidate the dentry of this name."""
 
     def inval_inode(self, ino: Ino, offset: int = 0) -> None:
-        """Drop cached attributes and pages; offset -1: attributes only."""
+        """Invalidate the inode's cached attributes, and its pages from `offset` on; offset -1: attributes only."""
 
     def is_local(self, ino: Ino) -> bool | None:
-        """Whether the kernel reads this inode, which is open, from a local file by itself; None: it never does here."""
+        """Whether the kernel reads this open inode from a local file (FUSE passthrough); None: it never does that."""
 
     def release(self, held: Sequence[Held]) -> None:
-        """Give up these nodes, those that are in use excepted: forget() follows for each that is given up."""
+        """Ask the kernel to forget these nodes, unless they are in use; forget() follows for each that it forgets."""
 
 
 @runtime_checkable
 class KnowsFilesByName(Protocol):
-    """A Filesystem whose storage tells no file from another but by its name."""
+    """A Filesystem whose storage identifies a file only by its name (no inode number that survives a rename)."""
 
     async def renamed_before(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes) -> None:
-        """A server that died has carried out this rename: what is known of the old name is of the new one."""
+        """A mount server that died has carried out this rename: move what is known of the old name to the new one."""
 
 
 class Filesystem(Protocol):
-    """What is served. fh 0 means 'no handle': go by the inode. An fh this process did not hand out (it was restarted)
-    is answered by the inode as well. Modes have the umask applied. Errors not listed are the usual ones of the system
-    call; EOPNOTSUPP of what is not supported."""
+    """The file system of a mount. fh 0 means 'no handle': use the inode. For an fh that this process did not hand out
+    (the server was restarted) the inode is used as well. The umask is already applied to a mode. Errors that are not
+    listed are the usual ones of the system call; EOPNOTSUPP for what is not supported."""
 
     @property
     def loop(self) -> Loop:
-        """On which its coroutines run. Whoever serves it turns that."""
+        """The loop on which the coroutines run; the adapter that serves the file system turns it."""
 
     def start(self, notifier: Notifier) -> None: ...  # once before the first request, on the loop
-    async def stop(self) -> None: ...  # once after the last request: finish uploads, bounded; idempotent
+    async def stop(self) -> None: ...  # once after the last request: finish uploads, within limits; idempotent
 
     # -- names; each positive Entry that is answered adds one to the lookup count
 
     async def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry: ...  # negative rather than ENOENT
-    def forget(self, ino: Ino, nlookup: int) -> None: ...  # so much less of the lookup count; unknown inodes: ignored
+    def forget(self, ino: Ino, nlookup: int) -> None: ...  # subtract from the lookup count; ignore unknown inodes
     async def readlink(self, ino: Ino) -> bytes: ...
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
-        """A regular file, FIFO, socket or device; FSError(EPERM) for what the storage cannot hold."""
+        """Create a regular file, FIFO, socket or device; FSError(EPERM) for a type that the storage cannot hold."""
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry: ...
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None: ...  # not of a directory
@@ -208,7 +208,7 @@ class Filesystem(Protocol):
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
     ) -> None:
-        """flags: RENAME_NOREPLACE (1); others EINVAL."""
+        """flags: RENAME_NOREPLACE (1); EINVAL for others."""
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry: ...
 
@@ -218,11 +218,11 @@ class Filesystem(Protocol):
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply: ...
     async def getxattr(self, ino: Ino, name: bytes) -> bytes: ...  # ENODATA when absent
     async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:
-        """XATTR_CREATE (1) EEXIST, XATTR_REPLACE (2) ENODATA; ENOSPC when it does not fit."""
+        """flags: XATTR_CREATE (1), which may give EEXIST; XATTR_REPLACE (2), ENODATA. ENOSPC when it does not fit."""
 
     async def listxattr(self, ino: Ino) -> Sequence[bytes]: ...
     async def removexattr(self, caller: Caller, ino: Ino, name: bytes) -> None: ...  # ENODATA when absent
-    async def statfs(self, ino: Ino) -> StatFs: ...  # sizes of the whole
+    async def statfs(self, ino: Ino) -> StatFs: ...  # of the whole file system
 
     # -- files
 
@@ -233,16 +233,16 @@ class Filesystem(Protocol):
         """Create (O_EXCL honoured) and open."""
 
     async def read(self, ino: Ino, fh: Fh, offset: int, size: int) -> bytes | bytearray | memoryview:
-        """Up to size bytes; shorter only at the end of the file."""
+        """Return `size` bytes, or fewer at the end of the file."""
 
     async def write(self, ino: Ino, fh: Fh, offset: int, payload: memoryview, kill_suidgid: bool) -> int:
-        """Bytes written. `payload` stays valid until the answer (the adapter gives the buffer to the request)."""
+        """Return the number of bytes written. `payload` is valid until then: the adapter reserves the buffer."""
 
-    async def flush(self, ino: Ino, fh: Fh) -> None: ...  # each close(2)
+    async def flush(self, ino: Ino, fh: Fh) -> None: ...  # for each close(2)
     async def fsync(self, ino: Ino, fh: Fh, datasync: bool) -> None: ...  # make the bytes durable
-    async def release(self, ino: Ino, fh: Fh) -> None: ...  # the last close
+    async def release(self, ino: Ino, fh: Fh) -> None: ...  # after the last close
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
-        """mode 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; others EOPNOTSUPP."""
+        """mode: 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; EOPNOTSUPP for others."""
 
     async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int: ...  # SEEK_DATA and SEEK_HOLE
 
@@ -250,7 +250,7 @@ class Filesystem(Protocol):
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply: ...
     async def readdir(self, ino: Ino, fh: Fh, offset: int, budget: DirBudget, plus: bool) -> Sequence[DirEntry]:
-        """Entries from cursor `offset` (0: the first) as far as the budget goes; `.` and `..` included, without an
-        `entry`. plus: with `entry`, each of which adds one to the lookup count."""
+        """Return entries from cursor `offset` (0: the first) until the budget is spent; `.` and `..` too, without an
+        `entry`. plus: the others have an `entry`, which adds one to the inode's lookup count."""
 
     def releasedir(self, ino: Ino, fh: Fh) -> None: ...

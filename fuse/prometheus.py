@@ -1,8 +1,8 @@
-"""The numbers of `datastore status` as a Prometheus endpoint of this mount: text format over HTTP at HOST:PORT.
+"""A mount's Prometheus endpoint: the numbers of `datastore status` in the text format, over HTTP at HOST:PORT.
 
 Names and units follow prometheus.io/docs/practices/naming. Counters begin at 0 with each mount server, as is usual;
-datastore_server_restarts_total is the supervisor's and goes on. Imported only when a mount asks for it: it costs 60 ms.
-One thread serves one scrape after another, each of which has to send its request within REQUEST_S.
+datastore_server_restarts_total continues, because the supervisor counts it. The import takes 60 ms, so only a mount
+with an endpoint does it. One thread serves one scrape after another; a client has REQUEST_S to send its request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Status = Mapping[str, Any]
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:9464` or `[::1]:9464`. Errors: InvalidManifest, as of any wrong option."""
+    """Parse an address such as `127.0.0.1:9464` or `[::1]:9464`. Errors: InvalidManifest, as for any wrong option."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise InvalidManifest(f"--metrics {text}: an address and a port such as 127.0.0.1:9464 are needed")
@@ -41,10 +41,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """Listens from start() to stop(). source: the status of the mount; until it is set, a scrape finds nothing."""
+    """The HTTP server; it serves from start() to stop(). source: returns the mount's status for each scrape."""
 
     def __init__(self, address: str) -> None:
-        """Binds. Errors: InvalidManifest, MountFailed naming the address."""
+        """Bind the address. Errors: InvalidManifest; MountFailed, which names the address."""
         host, port = parse_address(address)
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
@@ -58,18 +58,17 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where to scrape; the port is the one that was chosen when 0 was asked for."""
+        """The URL to scrape; for port 0 it has the port that the kernel chose."""
         host, port = self._server.server_address[:2]
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}/metrics"
 
     def start(self, source: Callable[[], Status]) -> None:
-        """Answer scrapes from this source; it is called on the endpoint's thread."""
+        """Answer scrapes with what `source` returns; it is called on the endpoint's thread."""
         self.source = source
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join(REQUEST_S + _POLL_S)
@@ -88,7 +87,7 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> HTTPServer:
 
 
 class _Numbers(Collector):
-    """What is collected at each scrape."""
+    """Makes the metrics of a scrape from the mount's status."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -100,7 +99,7 @@ class _Numbers(Collector):
 
 
 def families(status: Status) -> Iterator[Metric]:
-    """A status as metric families. Pure."""
+    """Convert a status to metric families. Pure."""
     yield InfoMetricFamily(
         "datastore_mount",
         "Which mount this is.",

@@ -1,10 +1,10 @@
-"""The mount server: builds the store and the file system, serves the kernel, answers its control socket, ends in order.
+"""The mount server: it builds the store and the file system, serves the kernel and the control socket, ends in order.
 
-    python -m datastore.fuse --server FD --builder module:function   (by the supervisor; FD: its serverprocess.py)
+    python -m datastore.fuse --server FD --builder module:function     (FD: see supervisor/serverprocess.py)
 
-Exit code 0 says that the mount is gone and everything that could be is in S3; anything else makes the supervisor start
-another one.
-Threads: the main one waits for what happens, one serves the kernel (kernel/session.py), others the control socket.
+Exit code 0: the mount is gone, and everything that could be uploaded is. After any other code the supervisor starts a
+new server. Threads: the main thread waits for signals and the mount's end, one thread serves the kernel
+(kernel/session.py), others serve the control socket.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ SPEC_TIMEOUT_S = 10.0
 DEVICE_TIMEOUT_S = 60.0
 STATUS_TIMEOUT_S = 5.0
 SETTINGS_TIMEOUT_S = 12.0
-"""Less than the mount daemon waits: it replaces a server that does not take new settings."""
+"""Less than the mount daemon waits, because it replaces a server that does not take new settings in time."""
 FLUSH_TIMEOUT_S = 3600.0
 WARM_TIMEOUT_S = 24 * 3600.0
 END_TIMEOUT_S = 45.0
-"""From the unmount to the end of the last request and of the file system."""
+"""How long the last requests and the file system may take to end after the unmount."""
 SWITCH_INTERVAL_S = 0.001
-"""How soon the loop gets the interpreter back from a busy lane; Python's 5 ms is a long time for a cached answer."""
+"""How soon the event loop gets the interpreter back from a busy lane; Python's 5 ms would slow a cached answer down."""
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
 LEAVE_S = 5.0
-"""What is under way when another server takes over may end within this time; the rest is sent to that one again."""
+"""How long requests may take to end when another server takes over; the kernel sends the rest again, to that server."""
 METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
-"""How long the address of an endpoint is waited for."""
+"""How often, and how many seconds apart, a server that takes over a mount tries to bind the metrics address."""
 PREPARED_TIMEOUT_S = 2_000_000.0
-"""23 days: a server that stands by waits for its turn, or for the end of its supervisor."""
+"""How long a standby server waits until it is needed or its supervisor ends: 23 days, in effect for ever."""
 
 
 def own_process() -> dict[str, int | float]:
-    """rssBytes, openFiles, threads, cpuSeconds of this process; the first two only where there is a /proc."""
+    """Return rssBytes, openFiles, threads and cpuSeconds of this process; the first two only where /proc exists."""
     own: dict[str, int | float] = {"threads": threading.active_count(), "cpuSeconds": round(time.process_time(), 2)}
     proc = Path("/proc/self")
     with suppress(OSError):
         own["rssBytes"] = int(proc.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        own["openFiles"] = len(os.listdir(proc / "fd")) - 1  # the descriptor that lists them
+        own["openFiles"] = len(os.listdir(proc / "fd")) - 1  # without the one that lists them
     return own
 
 
 class Metrics:
-    """The endpoint of a mount at HOST:PORT, or none for ''.
+    """The mount's Prometheus endpoint at HOST:PORT; '' means that there is none.
 
-    A new mount whose address is taken is refused. A server that takes over a living mount tries for a while instead,
-    until the one before it has let go, and then goes on without.
+    A new mount is refused when the address is in use. A server that takes over a live mount retries for a while, until
+    the earlier server has released the address, and otherwise serves without an endpoint.
     """
 
     def __init__(self, address: str, *, resumed: bool = False) -> None:
@@ -92,14 +92,14 @@ class Metrics:
             self._endpoint = _endpoint(address)
 
     def start(self, source: Callable[[], Mapping[str, Any]]) -> None:
-        """Serve what `source` gives at each scrape."""
+        """Serve what `source` returns at each scrape."""
         if self._endpoint is not None:
             self._endpoint.start(source)
         elif self._address:
             threading.Thread(target=self._take_over, args=(source,), name="metrics-bind", daemon=True).start()
 
     def status(self) -> dict[str, str]:
-        """metrics: where to scrape."""
+        """Return {"metrics": the URL to scrape}, or {} without an endpoint."""
         return {} if self._endpoint is None else {"metrics": self._endpoint.url}
 
     def stop(self) -> None:
@@ -123,40 +123,40 @@ class Metrics:
 
 
 def _endpoint(address: str) -> Endpoint:
-    from .prometheus import Endpoint  # here: 60 ms that a mount without an endpoint need not wait
+    from .prometheus import Endpoint  # here: it takes 60 ms, which a mount without an endpoint saves
 
     return Endpoint(address)
 
 
 class MountedStore(Protocol):
-    """What a builder makes of a MountSpec; it has asked the storage, and raised DatastoreError if that said no."""
+    """What a builder makes from a MountSpec, after it has probed the storage (DatastoreError when that fails)."""
 
     @property
     def filesystem(self) -> Filesystem: ...
     def status(self) -> dict[str, object]:
-        """For `datastore status`; quick, no request to the storage. `dirty`: each file that is not uploaded, with its
-        `bytes` and `error`."""
+        """Return the state for `datastore status` quickly, without a request to the storage. `dirty`: each file that is
+        not uploaded, with its `bytes` and `error`."""
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
-        """Fetch what lies below `path` (relative to the mount); calls progress now and then."""
+        """Fetch all files below `path` (relative to the mount) into the cache; call `progress` now and then."""
 
     def apply(self, spec: MountSpec) -> list[str]:
-        """Be as this specification of the same mount says, as far as that is possible while it is mounted.
+        """Apply a new specification of the mount as far as that is possible while it is mounted, credentials at once.
 
-        The names of the fields of MountSpec that only a next server can change. Credentials change at once.
+        Return the names of the fields of MountSpec that changed but need a new server to take effect.
         """
 
     def discard(self, path: str) -> int:
-        """Drop what could not be stored of a file that nobody has open; how many versions of it there were."""
+        """Drop the versions of a file that could not be uploaded, if it is not open; return how many there were."""
 
     def flush_all(self) -> list[str]:
-        """Put everything into the storage; one line for each file that is not there, none when all are."""
+        """Upload everything; return one line for each file that could not be uploaded."""
 
 
 def load_builder(name: str) -> Callable[..., MountedStore]:
-    """`module:function`, which makes the store of a mount: build(spec, resumed=...). Its errors: DatastoreError.
+    """Import `module:function`, which makes a mount's store: build(spec, resumed=...). Its errors: DatastoreError.
 
-    resumed: the kernel already knows nodes of an earlier server.
+    resumed: the kernel knows inodes from an earlier server of this mount.
     """
     module, _, function = name.partition(":")
     build: Callable[..., MountedStore] = getattr(importlib.import_module(module), function)
@@ -165,7 +165,7 @@ def load_builder(name: str) -> Callable[..., MountedStore]:
 
 @dataclass(eq=False)
 class Server:
-    """One serving process of one mount."""
+    """The server of one mount, in one process."""
 
     spec: MountSpec
     store: MountedStore
@@ -175,7 +175,7 @@ class Server:
     restarts: int
     """How many servers of this mount died before this one."""
     unconfined: list[str] | None
-    """What confinement.confine says is missing; None: nobody asked for that."""
+    """The restrictions that confinement.confine() says are missing; None when the server is not to be confined."""
 
     def __post_init__(self) -> None:
         self._session: Session | None = None
@@ -185,7 +185,7 @@ class Server:
         self._started = time.monotonic()
 
     def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
-        """Serve until the mount is gone; the exit code."""
+        """Serve until the mount is gone or another server takes over; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
@@ -207,12 +207,12 @@ class Server:
         else:
             serve = self._libfuse()
         gc.collect()
-        gc.freeze()  # what start-up made stays; the collector needn't look at it again
+        gc.freeze()  # the start-up's objects stay; the collector need not scan them again
         threading.Thread(target=self._serve, args=(serve,), name="fuse-loop", daemon=True).start()
         try:
             event = self._events.get()
             if event == "leave" and self._session is not None:
-                # Nothing is flushed: what is unsent is in the journal, and its next owner sends it.
+                # Nothing is flushed: data that is not uploaded is in the journal, and the next server uploads it.
                 self._session.leave(LEAVE_S)
                 return EXIT_LEFT
             if event == "terminate" and not self._terminate():
@@ -256,14 +256,14 @@ class Server:
         )
 
     def _terminate(self) -> bool:
-        """A signal: flush, unmount, end, whatever is in the way; what is not uploaded stays in the state directory.
+        """After SIGTERM or SIGINT: flush and unmount, even when uploads fail; their data stays in the state directory.
 
-        False: it is still mounted. A confined server may not change that, and the supervisor does.
+        Return False when the mount is left mounted: a confined server may not unmount, so its supervisor does.
         """
         try:
             for line in self.store.flush_all():
                 log.error("not in the storage, kept on disk", extra=fields(what=line))
-        except MountFailed as error:  # somebody has unmounted it meanwhile
+        except MountFailed as error:  # another process has unmounted it by now
             log.info("nothing is flushed", extra=fields(error=error))
         if self.unconfined is not None:
             return False
@@ -312,7 +312,7 @@ class Server:
         return told
 
     def _read_path(self) -> Answer:
-        """How what is held locally gets to a reader, and why so (S-53)."""
+        """Return on which path a reader gets data that is cached locally, and why (S-53)."""
         if self._session is None:
             return {"path": "keep-cache", "why": "served by libfuse, which knows nothing faster"}
         if self.spec.read_only:
@@ -341,7 +341,7 @@ class Server:
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force, detach = request.get("force") is True, request.get("detach") is True
-        # from when it was asked for: where this thread began late, who asked has given up before it sees that
+        # Counted from the client's request, because the client does so: this thread may have begun late.
         began, within_s = time.monotonic(), float(request.get("withinSeconds", FLUSH_TIMEOUT_S))
         began = min(began, float(request.get("asked", began)))
         errors = first_of(self.store.flush_all())
@@ -358,7 +358,7 @@ class Server:
 
 
 def _counted(dirty: list[dict[str, Any]]) -> Answer:
-    """Files that are not uploaded, as numbers; error: of the first that could not be."""
+    """Count the files that are not uploaded, and their bytes; error: that of the first failed upload."""
     errors = [str(each["error"]) for each in dirty if each["error"]]
     size = sum(each["bytes"] for each in dirty)
     return {"files": len(dirty), "bytes": size, "failed": len(errors), "error": errors[0] if errors else ""}
@@ -371,21 +371,21 @@ def _error_line(channel: socket.socket, error: BaseException) -> None:
 
 
 def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
-    """The supervisor's side of the story is supervisor/serverprocess.py; the exit code."""
+    """Talk to the supervisor (the messages are in supervisor/serverprocess.py) and serve; return the exit code."""
     unconfined = None
     try:
         message, descriptors = frames.receive(channel, SPEC_TIMEOUT_S)
         if message.get("prepare"):
-            load_builder(builder)  # everything is imported before the server that serves now is asked to leave
+            load_builder(builder)  # import everything before the present server is asked to leave
             frames.send(channel, {"prepared": True})
             message, descriptors = frames.receive(channel, PREPARED_TIMEOUT_S)
         opens_fd = descriptors[0] if descriptors else -1
         _log_to(message["log"])
         spec = from_json(message["spec"])
         control = ControlServer(Path(spec.state_dir))
-        build = load_builder(str(message.get("builder", builder)))  # some modules start programs when they are imported
+        build = load_builder(str(message.get("builder", builder)))  # before _confine(): some imports start programs
         if confined:
-            control.bind()  # no other Unix socket is made after that
+            control.bind()  # a confined process can't make a Unix socket
             unconfined = _confine(spec)
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
@@ -421,16 +421,16 @@ def _confine(spec: MountSpec) -> list[str]:
 
 
 def _log_to(path: str) -> None:
-    """From now on our output goes there; until then the supervisor may not have known where."""
+    """Write this process's output to this log; before, the supervisor may not have known which log it is."""
     with open(path, "ab") as file:
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)
 
 
 def _prepare_process() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the supervisor has blocked some
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # some were inherited as blocked
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # all stacks into the log: what to send when a mount hangs
+    faulthandler.register(signal.SIGUSR1)  # all stacks into the log: for the report of a mount that hangs
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -439,7 +439,7 @@ def _prepare_process() -> None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """The command line. It ends with _exit: a lane that hangs on the network must not keep the process."""
+    """Run the command line. It ends with _exit, so that a thread that hangs on the network can't keep the process."""
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
     parser.add_argument("channel", type=int)
     parser.add_argument("--builder", required=True)

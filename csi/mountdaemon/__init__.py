@@ -1,1 +1,1 @@
-"""The mount daemon: a process of its own pod that starts and watches the mounts, so that they outlive the plugin."""
+"""The mount daemon: a process in its own pod that starts and supervises the mounts, so that they outlive the plugin."""

@@ -1,7 +1,7 @@
 """`python -m datastore.csi.mountdaemon`: the mount daemon, in a pod of its own.
 
-SIGTERM ends it and all its processes and unmounts nothing: the next one goes on with the mounts, whose handles the
-plugin has. Environment: settings.py.
+SIGTERM ends the daemon and all its processes, but unmounts nothing: the next daemon gets the mounts' handles from the
+plugin and continues them. Environment: see settings.py.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .protocol import connected, daemon_handler, handles_of
 log = logging.getLogger("datastore.csi.mountdaemon")
 
 HANDLES_WAIT_S = 20.0
-"""For the plugin, when mounts are there whose handles it may have. Nothing is served meanwhile."""
+"""How long to wait for the plugin if there are mounts whose handles it may have. No request is served before that."""
 ADOPTIONS = 8
-"""At once: each starts two processes."""
+"""How many mounts are taken over at the same time; each starts two processes."""
 FLUSH_TIMEOUT_S = 15.0
-"""For uploads, when no plugin has handles of the mounts: then the node is shut down, or we are uninstalled."""
+"""Time for uploads when no plugin keeps the handles: the node is being shut down, or the driver uninstalled."""
 
 
 def adopt_all(daemon: MountDaemon, settings: Settings) -> None:
-    """Take over the plugin's handles of an earlier daemon's mounts; waits for them only when something is mounted."""
+    """Take over an earlier daemon's mounts, whose handles the plugin has; wait for it only if something is mounted."""
     ours = any(mount.fstype in mountinfo.SUPERVISED for mount in mountinfo.read().mounts)
     end = time.monotonic() + (HANDLES_WAIT_S if ours else 0.0)
     while True:
@@ -64,7 +64,7 @@ def _adopt(daemon: MountDaemon, handle: MountHandle) -> None:
 
 
 def main() -> int:
-    """The process; its exit code."""
+    """Run the mount daemon; return its exit code."""
     logs.setup()
     settings = from_environment(os.environ)
     settings.plugin_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

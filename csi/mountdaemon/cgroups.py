@@ -1,8 +1,8 @@
-"""A cgroup for each mount, with a limit for its memory, below the daemon's own; v1 and v2. Nothing where not allowed.
+"""A cgroup with a memory limit for each mount, below the daemon's own cgroup; v1 and v2. None where it is not allowed.
 
-The scheduler knows of this memory: it is inside what the daemon's pod requests and may use. A mount's server stays
-below a limit of its own by itself (MountSpec.memory_bytes); should it ever not, the kernel ends a process of that
-mount only, and it is replaced. Sources: cgroups(7), the kernel's admin-guide/cgroup-v1/memory and cgroup-v2.
+The scheduler accounts for this memory, because it is included in the requests and limits of the daemon's pod. A mount's
+server keeps below a limit of its own (MountSpec.memory_bytes). If it ever fails to, the kernel kills a process of this
+mount only, which is replaced. Sources: cgroups(7), the kernel's admin-guide/cgroup-v1/memory and cgroup-v2.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ log = logging.getLogger(__name__)
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 BESIDE_BYTES = 128 << 20
-"""For the supervisor, and the server that stands by (measured: 25 and 35 MB)."""
+"""Memory for the supervisor and the standby server (measured: 25 and 35 MB)."""
 LEAF = "daemon"
-"""In v2 a group with processes can't limit its children: the daemon itself moves into a child of its own."""
+"""The child cgroup into which the daemon moves itself: in v2 a cgroup that has processes can't limit its children."""
 
 
 def limit_of(memory_bytes: int) -> int:
-    """The limit of a mount's processes together, with so much memory for its server; bytes.
+    """Return the limit, in bytes, for all processes of a mount whose server may use memory_bytes.
 
-    Half as much again, because the server looks at its size four times a second, and what it wrote to files is counted
-    too until the disk has it.
+    The server gets half as much again: it checks its size only four times a second, and its unwritten file pages count.
     """
     return memory_bytes + memory_bytes // 2 + BESIDE_BYTES
 
 
 def group_name(volume_id: str) -> str:
-    """The directory of a volume's group, safe whatever the id is."""
+    """Return the directory name of a volume's cgroup; it is safe for any id."""
     return f"datastore-{hashlib.sha256(volume_id.encode()).hexdigest()[:16]}"
 
 
 class Cgroup:
-    """The group of one mount; without a directory (None) every call does nothing."""
+    """The cgroup of one mount; without a directory (None) every method does nothing."""
 
     def __init__(self, directory: Path | None, limit_file: str = "", limit_bytes: int = 0) -> None:
         self.directory = directory
@@ -48,7 +47,7 @@ class Cgroup:
         self._limit_bytes = limit_bytes
 
     def make(self) -> None:
-        """Idempotent. Where it may not be made the mount lives without."""
+        """Create the cgroup; if that fails the mount runs without one. Idempotent."""
         if self.directory is None:
             return
         try:
@@ -59,13 +58,13 @@ class Cgroup:
             self.directory = None
 
     def raise_to(self, limit_bytes: int) -> None:
-        """A higher limit, at once; a lower one counts for the next mount, because what is above it would be killed."""
+        """Set a higher limit at once. A lower limit waits for the next mount: processes above it would be killed."""
         if limit_bytes > self._limit_bytes:
             self._limit_bytes = limit_bytes
             self.make()
 
     def add(self, pid: int) -> None:
-        """This process, and whom it starts from now on."""
+        """Move a process, and with it all that it starts later, into the cgroup."""
         if self.directory is None:
             return
         try:
@@ -74,14 +73,14 @@ class Cgroup:
             log.warning("a process stays outside its cgroup", extra=fields(pid=pid, error=error))
 
     def remove(self) -> None:
-        """After its processes have ended; idempotent."""
+        """Remove the cgroup after its processes have ended. Idempotent."""
         if self.directory is not None:
-            with suppress(OSError):  # busy for a moment longer: made again, it is the same one
+            with suppress(OSError):  # still busy for a moment: then make() finds and uses it
                 self.directory.rmdir()
 
 
 class Cgroups:
-    """Where the mounts' groups are made."""
+    """Makes the mounts' cgroups."""
 
     def __init__(self, root: Path = ROOT, own: Path = OWN) -> None:
         self._parent, self._limit_file = _place(root, own)
@@ -89,14 +88,14 @@ class Cgroups:
             log.warning("no cgroup of ours can be written; mounts have no limit of memory but their own care")
 
     def of(self, volume_id: str, memory_bytes: int) -> Cgroup:
-        """The group of a volume's mount, whose server may take so much memory."""
+        """Return the cgroup for a volume's mount, whose server may use memory_bytes."""
         if self._parent is None:
             return Cgroup(None)
         return Cgroup(self._parent / group_name(volume_id), self._limit_file, limit_of(memory_bytes))
 
 
 def _place(root: Path, own: Path) -> tuple[Path | None, str]:
-    """The directory to make groups in, and the name of the limit's file."""
+    """Return the directory in which to make cgroups, None if there is none, and the name of the limit's file."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
@@ -113,7 +112,7 @@ def _place(root: Path, own: Path) -> tuple[Path | None, str]:
 
 
 def _visible(mount: Path, path: str) -> Path | None:
-    """Our group, where the container shows the whole tree, or only our part of it."""
+    """Return our own cgroup's directory if it is writable. A container shows the whole tree, or only our part of it."""
     for candidate in (mount / path.lstrip("/"), mount):
         if (candidate / "cgroup.procs").exists():
             return candidate if os.access(candidate / "cgroup.procs", os.W_OK) else None
@@ -121,7 +120,7 @@ def _visible(mount: Path, path: str) -> Path | None:
 
 
 def _delegated(group: Path) -> bool:
-    """Let the children of our v2 group limit memory, which needs the group itself to be empty."""
+    """Enable memory limits for the children of our v2 cgroup, whose processes are moved to LEAF for that."""
     try:
         leaf = group / LEAF
         leaf.mkdir(exist_ok=True)

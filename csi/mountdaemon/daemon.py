@@ -1,8 +1,8 @@
-"""The mount daemon: mounts the volumes of this node and watches over them, for a plugin that may come and go.
+"""The mount daemon: it mounts the volumes of this node and supervises the mounts, for a plugin that may be replaced.
 
-Its pod has OnDelete updates and nothing to do with the kubelet, so it is rarely replaced; when it is, the next one
-takes the mounts from the plugin, which has copies of all descriptors (handle.py), and the servers start anew: users
-see a pause. Requests and answers are in protocol.py. Threads: any; one call at a time works on a volume.
+Its pod has the update strategy OnDelete and no contact with the kubelet, so it is rarely replaced. When it is, the next
+daemon gets the mounts from the plugin, which has copies of all descriptors (handle.py), and starts new servers; users
+see a pause. The requests and answers are in protocol.py. Any thread may call; one call at a time works on a volume.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .supervisor import MountRequest, SupervisedMount, server_pid
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 60.0
-"""For uploading what is left. The kubelet gives a call two minutes, and comes again."""
+"""Time to upload what is left. The kubelet waits two minutes for a call, and then retries."""
 ENDED_TIMEOUT_S = 55.0
-"""For a server to end after its mount: requests that run are waited for."""
+"""Time for a server to end after the unmount; it waits for running requests."""
 BUSY_S = 15.0
-"""A process that looks at all mounts of the node may have one in use for a moment."""
+"""How long an unmount is retried: a process that looks at all mounts of the node may use a mount for a moment."""
 RENEW_TIMEOUT_S = 15.0
-"""A server that does not take new settings in this time is killed, so that a busy node must not reach it."""
+"""A server that does not take new settings in this time is killed. Even a busy node has to stay below it."""
 TOLD_S = 40.0
-"""For a server that is just starting to serve, and to be told."""
+"""How long to wait for a server that is still starting, before it can be told new settings."""
 FIXED = (
     "name",
     "mountpoint",
@@ -54,20 +54,20 @@ FIXED = (
     "labels",
     "version",
 )
-"""The fields of MountSpec that only another mount can change; all others reach a live one."""
+"""The fields of MountSpec that only a remount can change; all others are applied to a live mount."""
 BY_READ_ONLY = ("attributes", "metadata_ttl_s")
-"""Fields whose defaults follow from read_only."""
+"""Fields whose defaults depend on read_only."""
 ALIVE_TIMEOUT_S = 8.0
-"""A server gives itself 5 s to tell of itself."""
+"""More than the 5 s that a server gives itself to answer a status request."""
 TOLD_LENGTH = 500
-"""Characters of a server's own words."""
+"""The most characters of a server's texts that are logged or reported."""
 REPLACED_S, REPLACED_POLL_S = 15.0, 0.1
-"""A server that died is replaced within a second or two, longer on a busy node."""
+"""How long, and how often, to try again: a server that died is replaced in a second or two, later on a busy node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountState:
-    """For people and tests."""
+    """The state of a mount, for people and tests."""
 
     volume_id: str
     mountpoint: str
@@ -77,7 +77,7 @@ class MountState:
 
 
 class MountDaemon:
-    """All mounts of a node. INVARIANT: `handles` and `_mounts` have the same volumes whenever no lock is held."""
+    """All mounts of a node. INVARIANT: `handles` and `_mounts` have the same volumes while no volume's lock is held."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self.handles = HandleTable()
@@ -87,10 +87,10 @@ class MountDaemon:
         self._mounts: dict[str, SupervisedMount] = {}
 
     def mount(self, request: MountRequest) -> MountHandle:
-        """Mounted as asked, anew or already; copies of the descriptors, which the caller closes.
+        """Mount the volume unless it is mounted; return a copy of its handle, which the caller closes.
 
-        A mount that stands is brought to what is asked for, but for FIXED. Errors: VolumeBusy; Refused when pods want
-        different groups; whatever the supervisor reports.
+        The specification is applied to a mount that is there already, but for FIXED. Errors: VolumeBusy; Refused when
+        pods want different groups; whatever the supervisor reports.
         """
         with self._locks.hold(request.volume_id):
             mount = self._alive(request)
@@ -105,7 +105,7 @@ class MountDaemon:
             return copy
 
     def adopt(self, handle: MountHandle) -> None:
-        """Go on with a mount of an earlier daemon; takes the descriptors. Nothing when it is not mounted any more."""
+        """Take over an earlier daemon's mount, and own its handle; close that if the volume is not mounted any more."""
         spec = handle.spec
         with self._locks.hold(handle.volume_id):
             there = mountinfo.read().at(spec.mountpoint)
@@ -117,9 +117,9 @@ class MountDaemon:
             log.warning("a mount was adopted", extra=fields(volume=handle.volume_id, at=spec.mountpoint))
 
     def unmount(self, volume_id: str, mountpoint: str, *, force: bool) -> None:
-        """Upload what is left, unmount, forget; an unknown volume is success, and whatever lies at `mountpoint` goes.
+        """Upload what is left, unmount, and forget the volume; even of an unknown volume `mountpoint` is unmounted.
 
-        force: unmount also when uploading fails; what is left stays in the state directory. Errors: VolumeBusy; Unsent;
+        force: unmount even if uploads fail; their data stays in the state directory. Errors: VolumeBusy; Unsent;
         MountFailed.
         """
         with self._locks.hold(volume_id):
@@ -132,7 +132,6 @@ class MountDaemon:
                 _forget(Path(mount.spec.state_dir))
 
     def states(self) -> list[MountState]:
-        """All mounts."""
         return [
             MountState(
                 volume_id=volume_id,
@@ -145,13 +144,13 @@ class MountDaemon:
         ]
 
     def abandon(self) -> None:
-        """End all processes and unmount nothing: who has copies of the handles goes on."""
+        """End all processes and unmount nothing: a process with copies of the handles can continue the mounts."""
         for mount in list(self._mounts.values()):
             mount.kill()
         self.handles.clear()
 
     def flush(self, timeout_s: float) -> None:
-        """Ask every server to upload what is left, as far as it gets; for the end of the node."""
+        """Have every server upload what it can, each for timeout_s at most; for the shutdown of the node."""
         for mount in list(self._mounts.values()):
             try:
                 controlclient.ask(Path(mount.spec.state_dir), {"op": "flush"}, timeout_s)
@@ -159,7 +158,7 @@ class MountDaemon:
                 log.warning("not flushed", extra=fields(volume=mount.request.volume_id, error=error))
 
     def _alive(self, request: MountRequest) -> SupervisedMount | None:
-        """The mount, if it stands where it is asked for."""
+        """Return the volume's mount if it stands at the requested place. Errors: Refused when it stands elsewhere."""
         mount = self._mounts.get(request.volume_id)
         if mount is None or mount.over.is_set():
             return None
@@ -179,7 +178,7 @@ class MountDaemon:
         started = mount.start(handle)
         self._mounts[request.volume_id] = mount
         self.handles.put(started.duplicate())
-        if mount.over.is_set():  # it ended before it was here to be forgotten
+        if mount.over.is_set():  # it ended before it was in the tables, so that _ended() found nothing
             self._ended(mount)
 
     def _ended(self, mount: SupervisedMount) -> None:
@@ -189,7 +188,7 @@ class MountDaemon:
             self.handles.drop(volume_id)
 
     def _renew(self, mount: SupervisedMount, wanted: MountSpec) -> None:
-        """Bring a live mount to what is wanted, as far as that is possible without a remount."""
+        """Apply a specification to a live mount, as far as that is possible without a remount."""
         present = mount.spec
         fixed = FIXED if wanted.read_only == present.read_only else (*FIXED, *BY_READ_ONLY)
         unknown = () if wanted.used_bytes is not None else ("used_bytes", "used_files")
@@ -210,10 +209,10 @@ class MountDaemon:
         mount.untold = not self._tell(mount, insist=insist) and insist
 
     def _tell(self, mount: SupervisedMount, *, insist: bool) -> bool:
-        """Have the running server take the present specification; for what it can't take, another one replaces it.
+        """Send the present specification to the running server; if it can't apply some field, a new server replaces it.
 
-        So does one for a server that does not answer or understand. A server that is just starting was started with
-        what is old, and is waited for. insist: else what changed is not worth all that. False: no server knows it yet.
+        insist: also kill, and so replace, a server that does not take it, and wait for one that is still starting,
+        because it was started with the earlier one. Return False when no server has the specification yet.
         """
         volume = mount.request.volume_id
         end = time.monotonic() + TOLD_S
@@ -237,7 +236,7 @@ class MountDaemon:
             time.sleep(REPLACED_POLL_S)
 
     def _stop(self, mount: SupervisedMount, *, force: bool) -> None:
-        """Until it is unmounted it may have to stay mounted: so long a supervisor that dies is replaced."""
+        """Upload and unmount. Until the unmount a supervisor that dies is replaced, as the mount may have to stay."""
         volume_id = mount.request.volume_id
         try:
             answer = _patiently(Path(mount.spec.state_dir), {"op": "flush"})
@@ -256,7 +255,7 @@ class MountDaemon:
             mount.kill()
 
     def _unmount(self, mountpoint: str, *, force: bool) -> None:
-        """A server may not by itself (S-215). Without force not what is in use for long. Errors: MountFailed."""
+        """Unmount, which a confined server may not do itself (S-215). Errors: MountFailed when busy, unless forced."""
         if force:
             self._commands.unmount_all(mountpoint)
             return
@@ -271,7 +270,7 @@ class MountDaemon:
             time.sleep(REPLACED_POLL_S)
 
     def _clear(self, volume_id: str, mountpoint: str) -> None:
-        """Whatever is left of an earlier mount: a supervisor that lost its mount, a mount that lost its supervisor."""
+        """Remove what is left of an earlier mount: a supervisor without its mount, a mount without its supervisor."""
         mount = self._mounts.get(volume_id)
         if mount is not None:
             mount.kill()
@@ -282,7 +281,7 @@ class MountDaemon:
 
 
 def _told(mount: SupervisedMount) -> Answer:
-    """What the server says to the present specification; {} when it does not answer."""
+    """Send the present specification to the server; return its answer, {} if there is none."""
     request = {"op": "settings", "spec": mount.spec.to_json()}  # with keys: never to be logged
     try:
         return controlclient.ask(Path(mount.spec.state_dir), request, RENEW_TIMEOUT_S)
@@ -291,13 +290,14 @@ def _told(mount: SupervisedMount) -> Answer:
 
 
 def _reasons(answer: Answer) -> str:
-    """Why a server could not do as it was told; whatever it says."""
+    """Return a server's reasons for a failure, in whatever form it sends them."""
     told = answer.get("errors")
     return "; ".join(map(str, told))[:TOLD_LENGTH] if isinstance(told, list) and told else "no reason given"
 
 
 def _patiently(state_dir: Path, request: dict[str, object]) -> Answer:
-    """Ask a server that may just be replaced; one that hangs is told by a small question. Errors: NotAnswering."""
+    """Send a request; retry for a while, in case the server is being replaced. A brief status request is sent first, to
+    find a server that hangs. Errors: NotAnswering."""
     end = time.monotonic() + REPLACED_S
     while True:
         try:
@@ -319,7 +319,7 @@ def _group(present: MountSpec, wanted: MountSpec) -> int | None:
 
 
 def _forget(state_dir: Path) -> None:
-    """Remove a state directory in which nothing waits to be sent."""
+    """Remove a state directory, unless it has data that is not uploaded."""
     try:
         if any((state_dir / "staging").iterdir()):
             return

@@ -1,7 +1,7 @@
-"""What every mount of the node says of itself, in the text format of Prometheus, with the volume as a label.
+"""The metrics of all mounts of the node, in the text format of Prometheus, with the volume as a label.
 
-The names are those of a mount's own endpoint (datastore.fuse.prometheus), which a cluster's mounts do not open: a port
-for each would be no use to who collects by pod. One that does not answer in time is up 0 and has nothing else.
+The mounts of a cluster have no endpoints of their own (datastore.fuse.prometheus), because Prometheus scrapes pods, not
+one port for each mount. A mount that does not answer in time has only the metric datastore_mount_up, with the value 0.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .daemon import MountState
 
 STATUS_TIMEOUT_S = 2.0
 METHODS = 64
-"""Of the storage, and kinds of errors of each, that are told of one mount; there are fewer."""
+"""The most methods of the storage, and the most kinds of errors of each, in one mount's metrics; there are fewer."""
 ASKED_AT_ONCE = 16
 
 
 def of_mounts(states: Iterable[MountState]) -> str:
-    """One scrape."""
+    """Ask all mounts for their status, and return the page for a scrape."""
     listed = list(states)
     with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="scrape") as pool:
         answers = list(pool.map(_ask, listed))
@@ -57,7 +57,7 @@ def _ask(state: MountState) -> Answer:
 
 
 def _told(volume_id: str, answer: Answer) -> list[Sample]:
-    """A server that was taken over may answer anything: then it is as one that does not answer."""
+    """Return a mount's samples. A malformed answer, as of a hacked server, counts as no answer."""
     try:
         return list(_samples(volume_id, answer))
     except (AttributeError, OverflowError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What the plugin asks of the mount daemon, one request per connection, over sockets in a directory for root only.
+"""The plugin's requests to the mount daemon, one per connection, over Unix sockets in a directory private to root.
 
     {"op": "mount", "volume": "", "spec": document, "ephemeral": bool}  -> a mount (handle.py), with its descriptors
     {"op": "unmount", "volume": "", "mountpoint": "", "force": bool}    -> {"ok": true}
@@ -7,7 +7,7 @@
     {"op": "export"}                                                    -> {"count": n}, then n mounts
     anything that fails                                                 -> {"error": line, "kind": name of the class}
 
-"export" is answered by the plugin as well, at its own socket, for a daemon that starts anew.
+The plugin answers "export" as well, at its own socket, for a restarted daemon.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .supervisor import GONE_TIMEOUT_S, START_TIMEOUT_S, MountRequest
 
 CONNECT_TIMEOUT_S = 2.0
 MOUNT_TIMEOUT_S = START_TIMEOUT_S + 15.0
-"""The supervisor's time, and what a stale mount takes to clear away."""
+"""The supervisor's time, and the time to remove a stale mount."""
 UNMOUNT_TIMEOUT_S = STOP_TIMEOUT_S + GONE_TIMEOUT_S * 2 + 15.0
 QUICK_TIMEOUT_S = 10.0
-"""Less than it takes until the plugin counts as hanging: it asks in the same loop."""
+"""Less than the time after which the plugin counts as hanging, because its watch task waits for the answer."""
 DAEMON_POD = "the datastore-mount-daemon pod"
-"""Who answers, in words for people."""
+"""The name of the daemon in error messages."""
 
 
 def daemon_handler(daemon: MountDaemon) -> Handler:
-    """The daemon's side."""
+    """Return the handler that answers requests in the daemon."""
 
     def handle(request: frames.Message, client: socket.socket) -> None:
         match request.get("op"):
@@ -72,7 +72,7 @@ def daemon_handler(daemon: MountDaemon) -> Handler:
 
 
 def handles_handler(handles: HandleTable, daemon: DaemonClient) -> Handler:
-    """The plugin's side, for a daemon that starts anew; while one answers, nobody has to ask."""
+    """Return the handler that gives the plugin's handles to a restarted daemon; it refuses while a daemon answers."""
 
     def handle(request: frames.Message, client: socket.socket) -> None:
         if request.get("op") != "export":
@@ -87,20 +87,20 @@ def handles_handler(handles: HandleTable, daemon: DaemonClient) -> Handler:
 
 @dataclass(frozen=True, slots=True)
 class DaemonClient:
-    """The daemon as the plugin sees it. Every method: NotAnswering when it does not answer, and what it reports."""
+    """The plugin's client of the daemon. Errors of every method: NotAnswering; the errors that the daemon reports."""
 
     path: Path
     node: str = ""
-    """For messages."""
+    """The node's name, for error messages."""
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> MountHandle:
-        """Mounted as asked, anew or already; the caller's own descriptors. Errors: DaemonOutdated."""
+        """See MountDaemon.mount; the caller owns the descriptors of the handle. Errors: DaemonOutdated."""
         request = {"op": "mount", "volume": volume_id, "spec": spec.to_json(), "ephemeral": ephemeral}
         with self._asked(request) as stream:
             try:
                 return _received(stream, MOUNT_TIMEOUT_S)
             except InvalidManifest as error:
-                # What we made ourselves is a mount specification, at least by our code.
+                # This process made the specification, so a daemon that finds it invalid is of an earlier release.
                 raise DaemonOutdated(str(error)) from None
 
     def unmount(self, volume_id: str, mountpoint: str = "", *, force: bool = False) -> None:
@@ -110,12 +110,12 @@ class DaemonClient:
             _answer(stream, UNMOUNT_TIMEOUT_S)
 
     def ping(self) -> None:
-        """Whether it answers."""
+        """Check that the daemon answers."""
         with self._asked({"op": "ping"}) as stream:
             _answer(stream, QUICK_TIMEOUT_S)
 
     def states(self) -> list[MountState]:
-        """All mounts of the daemon."""
+        """Return the state of all mounts of the daemon."""
         with self._asked({"op": "list"}) as stream:
             return [MountState(**each) for each in _answer(stream, QUICK_TIMEOUT_S)["mounts"]]
 
@@ -127,7 +127,7 @@ class DaemonClient:
 
 
 def handles_of(path: Path, whose: str = DAEMON_POD) -> list[MountHandle]:
-    """All handles that the process at this socket has; the caller's own descriptors. Errors: NotAnswering."""
+    """Return the handles of the process at this socket; the caller owns their descriptors. Errors: NotAnswering."""
     with connected(path, whose) as stream:
         frames.send(stream, {"op": "export"})
         return fetch_handles(stream, QUICK_TIMEOUT_S)
@@ -135,7 +135,7 @@ def handles_of(path: Path, whose: str = DAEMON_POD) -> list[MountHandle]:
 
 @contextmanager
 def connected(path: Path, whose: str = DAEMON_POD) -> Iterator[socket.socket]:
-    """Errors: NotAnswering, which names the pod."""
+    """A connection to a socket. Errors: NotAnswering, which names the pod (`whose`)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(CONNECT_TIMEOUT_S)
         try:

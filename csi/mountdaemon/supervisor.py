@@ -1,8 +1,8 @@
-"""One mount with its supervisor process, and what happens when that dies.
+"""One mount with its supervisor process, which is replaced when it dies.
 
-The supervisor (python -m datastore.fuse) replaces its server by itself; here a supervisor that died is replaced by one
-which adopts the descriptors. Only an asked-for end unmounts. Threads: start, renew and end are called under the
-volume's lock (daemon.py); one thread waits for the process.
+The supervisor (python -m datastore.fuse) replaces its own server; this module replaces a supervisor that died by one
+that takes over the descriptors. A mount is unmounted only on request. Threads: the caller of start(), renew() and the
+methods that end processes holds the volume's lock (daemon.py); one thread waits for the process.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .cgroups import Cgroup, limit_of
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 65.0
-"""The supervisor gives its server 60 s to probe the storage (5 s of it) and to recover what an earlier one left."""
+"""The supervisor gives its server 60 s: 5 s to probe the storage, the rest to recover what an earlier server left."""
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0
 STABLE_S = 10.0
-"""A supervisor that ran for longer is replaced at once. Each that starts costs half a second of processor time."""
+"""A supervisor that ran for longer is replaced at once. Each start takes half a second of processor time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountRequest:
-    """What is to be mounted. ephemeral: an inline volume of a pod."""
+    """A volume to be mounted. ephemeral: whether it is a pod's inline volume."""
 
     volume_id: str
     spec: MountSpec
@@ -50,7 +50,7 @@ class MountRequest:
 
 
 class SupervisedMount:
-    """States: started -> serving (and again, after the supervisor's death) -> ended."""
+    """A mount and its supervisor. States: started -> serving (again after each supervisor's death) -> ended."""
 
     def __init__(self, request: MountRequest, cgroup: Cgroup, ended: Callable[[SupervisedMount], None]) -> None:
         self.request = request
@@ -59,34 +59,34 @@ class SupervisedMount:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: socket.socket | None = None
         self._telling = threading.Lock()
-        """Held while the supervisor is told a specification: the first that it hears says what to mount."""
+        """Held while a specification is sent to the supervisor: the first one that it receives says what to mount."""
         self._stop = threading.Event()
         self._launched = threading.Event()
-        """It was, or could not be."""
+        """Set when start() has launched the supervisor, or has failed to."""
         self.over = threading.Event()
         self.untold = False
-        """The server that serves may know an earlier specification, because none could be told of the present one."""
+        """The running server may have an earlier specification, because no server could be told the present one."""
         self.handle: MountHandle | None = None
 
     @property
     def spec(self) -> MountSpec:
-        """What it is mounted with at present."""
+        """The present specification."""
         return self.request.spec
 
     @property
     def supervisor_pid(self) -> int:
-        """0 when no supervisor runs just now."""
+        """The supervisor's pid; 0 while no supervisor runs."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else 0
 
     def start(self, handle: MountHandle | None = None) -> MountHandle:
-        """Mount, or go on with the mount of a handle, which is ours then: as soon as a supervisor can be started.
+        """Mount; with a handle, own it and continue its mount, even if a supervisor can be started only later.
 
-        Errors: what the supervisor reported; with a handle only that nobody could watch over it.
+        Errors: whatever the supervisor reports; with a handle only MountFailed when the watching thread can't start.
         """
         watcher = threading.Thread(target=self._watch, name=f"supervisor-{self.request.volume_id[-24:]}", daemon=True)
         try:
-            watcher.start()  # first: a supervisor without one would be nobody's
+            watcher.start()  # first, because a supervisor must not run unwatched
         except RuntimeError as error:
             raise MountFailed(f"the system starts no thread: {error}") from error
         try:
@@ -100,7 +100,7 @@ class SupervisedMount:
         return self.handle
 
     def renew(self, spec: MountSpec) -> None:
-        """This specification for the servers to come. The present one is told by its control socket."""
+        """Set the specification for future servers. The present server has to be told over its control socket."""
         with self._telling:
             self.request = replace(self.request, spec=spec)
             if self._guard is not None:
@@ -111,9 +111,9 @@ class SupervisedMount:
             self.handle = replace(self.handle, spec=spec)
 
     def end_server(self) -> bool:
-        """Kill the server; the supervisor, if it lives, replaces it by one with the present specification.
+        """Kill the server; the supervisor, if it lives, starts one with the present specification in its place.
 
-        False: there is none, or one that does not serve yet.
+        Return False when no server is known: there is none, or it does not serve yet.
         """
         pid = server_pid(self.spec)
         if pid:
@@ -123,30 +123,29 @@ class SupervisedMount:
         return pid != 0
 
     def replace_server(self) -> None:
-        """Have the supervisor put a server with the present specification in the place of the one that serves.
+        """Have the supervisor replace the running server, without errors, by one with the present specification.
 
-        It does so in order: who reads and writes sees a short pause. Where the kernel can't hand requests over (before
-        Linux 6.9), the old one serves on.
+        Programs see a short pause. Where the kernel can't hand over requests (before Linux 6.9), the old server stays.
         """
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR2)
 
     def wait_for_end(self, timeout_s: float) -> bool:
-        """It is unmounted: its server ends, and its supervisor with it. Whether both have in this time."""
+        """After the unmount: wait until the server and with it the supervisor have ended; return whether they have."""
         self._stop.set()
         return self.over.wait(timeout_s)
 
     def kill(self) -> None:
-        """End supervisor and server at once; nothing is unmounted, and nobody replaces them."""
+        """Kill the supervisor and the server; they are not replaced, and nothing is unmounted."""
         self._stop.set()
-        # The supervisor first: it would replace the server. A server that it has just started ends without it.
+        # The supervisor first, as it would replace the server. A server that it has just started ends without it.
         if self._process is not None:
             ourprocess.end(self._process)
         self.end_server()
         self.over.wait(GONE_TIMEOUT_S)
 
     def _launch(self, handle: MountHandle | None) -> MountHandle:
-        """Start a supervisor, and wait until the mount is made, or a handle's mount is taken over."""
+        """Start a supervisor, and wait until it has made the mount, or has taken over the handle's mount."""
         self._cgroup.make()
         state_dir = Path(self.spec.state_dir)
         try:
@@ -156,7 +155,7 @@ class SupervisedMount:
         except OSError as error:
             raise MountFailed(f"the system starts no supervisor: {error}") from error
         try:
-            # Before it is told anything, so that the server which it starts is born there.
+            # Before it is sent anything, so that the server which it starts is in the cgroup from its start.
             self._cgroup.add(process.pid)
             self._process = process
             if self._stop.is_set():  # kill() may have come before it could see this process
@@ -191,7 +190,7 @@ class SupervisedMount:
         )
 
     def _watch(self) -> None:
-        """Until the mount ends: replace a supervisor that died."""
+        """Replace each supervisor that dies, until the mount ends."""
         self._launched.wait()
         if self.handle is None:
             return
@@ -211,7 +210,7 @@ class SupervisedMount:
         self._finish()
 
     def _relaunch(self) -> None:
-        """Go on with the mount of our handle. Where that fails there is no process, or a dead one."""
+        """Start a supervisor that takes over the mount; if that fails there is no process, or a dead one."""
         try:
             self._launch(self.handle)
         except DatastoreError as error:
@@ -228,12 +227,12 @@ class SupervisedMount:
 
 
 def server_pid(spec: MountSpec) -> int:
-    """The pid of a mount's server; 0: none that is known."""
+    """Return the pid of a mount's server; 0 if none is known."""
     return controlclient.server_pid(Path(spec.state_dir), "datastore.fuse", "--server", spec.state_dir)
 
 
 def _reap(pid: int) -> None:
-    """Wait for a server that lost its supervisor: the first process of a container inherits it. Bounded."""
+    """Wait, for up to REAP_TIMEOUT_S, for an orphaned server, which the first process of the container inherits."""
     end = time.monotonic() + REAP_TIMEOUT_S
     with suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
