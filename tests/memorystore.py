@@ -44,7 +44,6 @@ from datastore.fuse.store.base import (
     ObjectStore,
     PartNumber,
     PendingUpload,
-    Shown,
     Sink,
     UploadId,
     WriteOptions,
@@ -80,12 +79,12 @@ async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
         sink(wanted, answer)
 
 
-async def head_each(store: ObjectStore, objects: Sequence[Shown], sink: HeadSink) -> None:
+async def head_each(store: ObjectStore, keys: Sequence[str], sink: HeadSink) -> None:
     """ObjectStore.head_many() by one head() after the other."""
-    check_count(objects)
-    for number, one in enumerate(objects):
+    check_count(keys)
+    for number, key in enumerate(keys):
         try:
-            answer: ObjectInfo | StoreError = await store.head(one.key)
+            answer: ObjectInfo | StoreError = await store.head(key)
         except StoreError as error:
             answer = error
         sink(number, answer)

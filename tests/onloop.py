@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from datastore.fuse.store.base import GetFeed, GetSink, HeadSink, Shown
+from datastore.fuse.store.base import GetFeed, GetSink, HeadSink
 from tests.driving import resolve, the_loop
 from tests.memorystore import HookedStore
 
@@ -18,8 +18,8 @@ class OnLoop(HookedStore):
     async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return resolve(call())
 
-    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
-        resolve(self.inner.head_many(objects, sink))
+    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
+        resolve(self.inner.head_many(keys, sink))
 
     async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
         resolve(self.inner.get_many(feed, sink))

@@ -35,7 +35,6 @@ from datastore.fuse.store.base import (
     ObjectInfo,
     ObjectStore,
     PartNumber,
-    Shown,
     UploadId,
     WriteOptions,
 )
@@ -448,7 +447,7 @@ class ObjectTree:
                 if isinstance(answer, ObjectInfo):
                     modes[some[at][0]] = stat.S_IMODE(_mode_of(answer, stat.S_IFDIR))
 
-            self._store.head_many([Shown(listed.key, listed.etag) for _, listed in some], take)
+            self._store.head_many([listed.key for _, listed in some], take)
             for path, listed in some:
                 if path not in modes:
                     raise self._changed(listed.key)

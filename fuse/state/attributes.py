@@ -38,6 +38,8 @@ class AttributeMemory:
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
         """What the database does not have yet, by key; None: the object was removed or changed: delete its row."""
+        self._saving = False
+        """Whether a pool thread writes rows of _unsaved."""
         self._changes = 0
         """How many changes of objects forget() was told of; the number of a change is this count after it."""
         self._changed: OrderedDict[str, int] = OrderedDict()
@@ -97,16 +99,18 @@ class AttributeMemory:
 
     def _save_later(self, key: str, row: KnownAttributes | None) -> None:
         self._unsaved[key] = row
-        if len(self._unsaved) < _BATCH:
+        if len(self._unsaved) < _BATCH or self._saving:
             return
         if self._loop is None:
             self.save()
         else:
-            self._loop.background(self._write_aside(self._loop, self._unsaved))
-            self._unsaved = {}
+            self._saving = True
+            self._loop.background(self._save_aside(self._loop, dict(self._unsaved)))
 
-    async def _write_aside(self, loop: Loop, batch: Mapping[str, KnownAttributes | None]) -> None:
+    async def _save_aside(self, loop: Loop, batch: Mapping[str, KnownAttributes | None]) -> None:
         await loop.on_disk(self._write, batch)
+        self._saving = False
+        self._unsaved = {key: row for key, row in self._unsaved.items() if batch.get(key, batch) is not row}
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         self._recent[key] = row

@@ -37,9 +37,12 @@ class YoungRows:
         """The lines of dropped rows for which the disk had no room; they are written with the next line."""
 
     def load(self) -> list[Unsent]:
-        """Return the rows that an earlier process left."""
+        """Return the rows that an earlier process left. A torn end is cut off, as the next line would continue it."""
         found: dict[str, Unsent] = {}
-        whole, _, _ = self._path.read_bytes().rpartition(b"\n")
+        whole, end, torn = self._path.read_bytes().rpartition(b"\n")
+        if torn:
+            self.size = len(whole + end)
+            os.ftruncate(self._fd, self.size)
         for text in whole.split(b"\n"):
             with suppress(ValueError, TypeError):  # a later release may have more fields than this one, but not fewer
                 line = json.loads(text)

@@ -177,13 +177,6 @@ class Capabilities:
     """Listings can show the metadata of the objects that these credentials may read."""
 
 
-class Shown(NamedTuple):
-    """A key to ask for, and the etag that a listing showed for it; "": none is known."""
-
-    key: str
-    etag: ETag = ETag("")
-
-
 class ObjectVersion(NamedTuple):
     """One version of an object, whose bytes never change; `size` is that of the whole object, in bytes."""
 
@@ -257,9 +250,9 @@ class ObjectStore(Protocol):
     async def head(self, key: str) -> ObjectInfo:
         """Return the object's facts. Errors: NotFound."""
 
-    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
         """Give the sink the facts of up to 1,000 objects, each once, in any order.
-        An error that head() would raise is an answer here. The listed etags are no condition. On an event loop only."""
+        An error that head() would raise is an answer here. On an event loop only."""
 
     async def get(
         self,

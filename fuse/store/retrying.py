@@ -37,7 +37,6 @@ from .base import (
     ObjectStore,
     ObjectVersion,
     PartNumber,
-    Shown,
     Sink,
     UploadId,
     WriteOptions,
@@ -159,7 +158,7 @@ class RetryingStore:
             "complete_upload", attempt, ours=lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts))
         )
 
-    async def head_many(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
         """See ObjectStore. Objects with a transient error are asked for again, together and within one budget.
         Each object is counted as a HEAD that took from the beginning of the call to its answer."""
         began = self._clock()
@@ -171,7 +170,7 @@ class RetryingStore:
             sink(number, answer)
 
         async def attempt() -> None:
-            numbers = list(failed or range(len(objects)))
+            numbers = list(failed or range(len(keys)))
             failed.clear()
 
             def take(at: int, answer: ObjectInfo | StoreError) -> None:
@@ -180,7 +179,7 @@ class RetryingStore:
                 else:
                     answered(numbers[at], answer)
 
-            await self.inner.head_many([objects[number] for number in numbers], take)
+            await self.inner.head_many([keys[number] for number in numbers], take)
             if failed:
                 raise next(iter(failed.values()))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import StoreError
-from datastore.fuse.store.base import ByteRange, ETag, ObjectVersion, PartNumber, Shown, UploadId, WriteOptions
+from datastore.fuse.store.base import ByteRange, ETag, ObjectVersion, PartNumber, UploadId, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.secret import Secret
@@ -31,13 +31,13 @@ PATIENT = TransportLimits(connections=16, connect_s=60.0, idle_s=60.0, call_s=10
 TOLD = ETag("0123456789abcdef0123456789abcdef")
 OPTIONS = WriteOptions()
 VERSIONS = [ObjectVersion(f"k{number}", TOLD, 1 << 20) for number in range(40)]
-HEADS = [Shown(f"k{number}", TOLD) for number in range(40)]
+MANY = [f"k{number}" for number in range(40)]
 
 Operation = Callable[[BlockingStore], object]
 OPERATIONS: Mapping[str, Operation] = {
     "list": lambda store: store.list_page(""),
     "head": lambda store: store.head("file"),
-    "head_many": lambda store: store.head_many(HEADS, lambda _at, _answer: None),
+    "head_many": lambda store: store.head_many(MANY, lambda _at, _answer: None),
     "many_gets": lambda store: store.get_many(partial(next, iter(VERSIONS), None), lambda _version, _answer: None),
     "get": lambda store: store.get("file"),
     "get_version": lambda store: store.get("file", if_match=TOLD),

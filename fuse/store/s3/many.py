@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 
 from ...loop import Future, running
-from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion, Shown
+from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion
 from ..limits import check_count, check_key
 from .caller import Caller
 from .messages import Request, describe
@@ -55,15 +55,15 @@ class Many:
         self._head = head
         self._width = Width(caller.place[1].limits.connections)
 
-    async def heads(self, objects: Sequence[Shown], sink: HeadSink) -> None:
+    async def heads(self, keys: Sequence[str], sink: HeadSink) -> None:
         """See ObjectStore.head_many()."""
-        check_count(objects)
-        left = iter(range(len(objects)))
+        check_count(keys)
+        left = iter(range(len(keys)))
 
         async def ask(number: int) -> StoreError | None:
             answer: ObjectInfo | StoreError
             try:
-                answer = await self._head(objects[number].key)
+                answer = await self._head(keys[number])
             except StoreError as error:
                 answer = error
             sink(number, answer)

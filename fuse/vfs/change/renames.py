@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import count
 
 from datastore.errors import NotFound, PreconditionFailed, StoreError
 
@@ -34,7 +35,7 @@ from .changes import Changes, replace_stand_in
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
 _FOLLOWED_AT_ONCE = 256
-"""How many files below a renamed directory are updated before other tasks may run."""
+"""How many nodes below a renamed directory are updated before other tasks may run."""
 
 
 class Renames:
@@ -270,7 +271,11 @@ class Renames:
     async def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """Update the nodes below a renamed directory: new keys, perhaps new etags. made: the copies by new key."""
         waiting: list[Node] = [top]
-        while waiting:
+        for number in count(1):
+            if not waiting:
+                return
+            if number % _FOLLOWED_AT_ONCE == 0:
+                await self._core.loop.pause()
             node = waiting.pop()
             if isinstance(node, Directory):
                 node.forget_listing()
@@ -278,8 +283,6 @@ class Renames:
                 continue
             self._follow_file(node, made.get(node.key))
             self._uploads.record(node)
-            if len(waiting) % _FOLLOWED_AT_ONCE == 0:
-                await self._core.loop.pause()
 
     def _follow_file(self, node: Node, copy: Copy | None) -> None:
         """Give a file its copy's version; if another client's version was copied, have the store asked about it."""

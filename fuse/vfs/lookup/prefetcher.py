@@ -20,7 +20,7 @@ from datastore.errors import StoreError
 from ...data.smallfiles import SmallFileFetcher
 from ...loop import Future
 from ...ops import Ino
-from ...store.base import ObjectInfo, ObjectVersion, Shown
+from ...store.base import ObjectInfo, ObjectVersion
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.nodes import Directory, Node
@@ -156,17 +156,17 @@ class Prefetcher:
         """Ask for unknown attributes of entries of a directory that will be looked at soon. prefix: its key."""
         if not self._core.settings.full_attributes:
             return
-        wanted = list[Shown]()
+        wanted = list[str]()
         for listed in entries:
             if listed.kind == stat.S_IFDIR or listed.said is not None or self._may_change(listed.mtime_ns):
                 continue
             key = prefix + listed.tail
             if key not in self._asked and self._core.known.known(key, listed.etag, listed.mtime_ns) is None:
-                wanted.append(Shown(key, listed.etag))
+                wanted.append(key)
         wanted = wanted[: max(0, min(_ASKED_MAX - len(self._asked), _SHARE))]
         if wanted:
             futures = [Future[bool]() for _ in wanted]
-            self._asked.update(zip((shown.key for shown in wanted), futures, strict=True))
+            self._asked.update(zip(wanted, futures, strict=True))
             self._core.loop.background(self._bring(wanted, futures))
 
     async def told(self, nodes: Iterable[Node]) -> list[Node]:
@@ -210,7 +210,7 @@ class Prefetcher:
         """Whether an object changed a moment ago: it may change again within that second; no answer could be kept."""
         return mtime_ns > self._core.clock.time_ns() - _RACY_NS
 
-    async def _bring(self, wanted: Sequence[Shown], futures: Sequence[Future[bool]]) -> None:
+    async def _bring(self, wanted: Sequence[str], futures: Sequence[Future[bool]]) -> None:
         """Ask for attributes, and resolve the future of each object when its answer is here."""
         learn = self._core.known.asking()
 
@@ -218,7 +218,7 @@ class Prefetcher:
             if isinstance(answer, ObjectInfo):
                 learn(answer)
             if not futures[number].done:
-                self._asked.pop(wanted[number].key, None)
+                self._asked.pop(wanted[number], None)
                 futures[number].set_result(isinstance(answer, ObjectInfo))
 
         try:

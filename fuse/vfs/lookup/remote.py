@@ -16,12 +16,12 @@ from datastore.api.names import MARKER
 from datastore.errors import KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import FSError
-from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion, Shown
+from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
 from ..tree import facts
 from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
-from ..tree.listing import NO_ETAG, Listed, Listing, claim, show_as_directories
+from ..tree.listing import Listed, Listing, claim, show_as_directories
 from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from .pages import Pages
@@ -249,8 +249,6 @@ class Remote:
 
     async def _head_many(self, nodes: list[Node]) -> list[Node]:
         """Ask once; return the nodes that were renamed or changed meanwhile, for another try."""
-        # No listing shows the version of a directory's own object.
-        shown = [Shown(node.key, NO_ETAG if isinstance(node, Directory) else node.etag) for node in nodes]
         asked = [(node, node.asked_as) for node in nodes]
         learn, again = self._core.known.asking(), list[Node]()
         later: list[tuple[Node, _AskedAs, ObjectInfo | StoreError]] = []
@@ -267,7 +265,7 @@ class Remote:
             if await self._settled(*told, learn) is None:
                 again.append(told[0])
 
-        await self._core.store.head_many(shown, take)
+        await self._core.store.head_many([node.key for node in nodes], take)
         await self._core.each(settle, later)
         return again
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datastore.fuse.state.attributes import AttributeMemory, is_racy
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
 from datastore.fuse.store.base import ETag, ObjectInfo
+from tests.driving import resolve, the_loop
+from tests.patience import eventually
 from tests.promises import promise
 
 S = 1_000_000_000
@@ -122,6 +126,31 @@ def test_what_was_removed_is_forgotten(db: StateDb, memory: AttributeMemory) -> 
     assert memory.known("f6", E1, 10 * S) is None
     memory.save()
     assert [number for number in range(20) if db.attributes(f"f{number}") is not None] == [0, 5]
+
+
+@promise("S-12")
+def test_what_is_being_written_is_not_read_as_it_was(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the loop deletes rows of changed objects from the database."""
+    first = AttributeMemory(db)
+    first.asking()(info("f0"))
+    first.save()
+    memory = AttributeMemory(db, loop=the_loop())
+    goes_on, write = threading.Event(), db.remember_attributes
+
+    def slowly(*rows: Any) -> None:
+        assert goes_on.wait(60.0)
+        write(*rows)
+
+    async def change() -> object:
+        for number in range(300):
+            memory.forget(f"f{number}")
+        return memory.known("f0", E1, 10 * S)
+
+    monkeypatch.setattr(db, "remember_attributes", slowly)
+    assert resolve(change()) is None
+    goes_on.set()
+    eventually(lambda: db.attributes("f0") is None, "the row is deleted")
+    eventually(lambda: len(memory._unsaved) < 100, "what was written is not kept")
 
 
 @promise("S-12")

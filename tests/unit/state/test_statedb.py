@@ -184,6 +184,25 @@ def test_a_damaged_log_gives_what_is_whole(path: Path, reopened: Reopened, db: S
     assert log.stat().st_size == 0
 
 
+@promise("S-19")
+def test_a_row_after_a_torn_end_is_kept(
+    path: Path, reopened: Reopened, db: StateDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database could not take the log over, as the disk was full; then there was room again."""
+    db.record_unsent(row("a"))
+    with path.with_name("unsent.log").open("ab") as file:
+        file.write(b'{"staging": "cut", "key": "')
+
+    def full(*_: object) -> None:
+        raise OSError(28, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDb, "_take_young", full)
+        second = reopened()
+    second.record_unsent(row("b"))
+    assert sorted(one.staging for one in reopened().unsent()) == ["a", "b"]
+
+
 @promise("S-50")
 def test_a_full_disk_refuses_a_young_row_and_keeps_the_others(
     reopened: Reopened, db: StateDb, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from datastore.errors import (
     Unreachable,
 )
 from datastore.fuse.loop import Loop, now, running
-from datastore.fuse.store.base import Body, Capabilities, ETag, GetFeed, ObjectInfo, ObjectStore, ObjectVersion, Shown
+from datastore.fuse.store.base import Body, Capabilities, ETag, GetFeed, ObjectInfo, ObjectStore, ObjectVersion
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
 from datastore.fuse.store.s3.caller import Caller
@@ -48,7 +48,7 @@ from tests.unit.store.scripted import HANG_UP, SILENCE, Reply, ScriptedServer, h
 OLD = StaticCredentials(access_key_id="OLD", secret_access_key=Secret("secret"))
 PATIENT = TransportLimits(connections=8, idle_s=PATIENCE_S, call_s=2 * PATIENCE_S)
 QUICK = TransportLimits(connections=64, connect_s=2.0, idle_s=0.3, call_s=1.0)
-OBJECTS = [Shown(f"f{number}", ETag(f"e{number}")) for number in range(200)]
+KEYS = [f"f{number}" for number in range(200)]
 
 
 class Bucket:
@@ -103,7 +103,7 @@ def client_of() -> Iterator[Connect]:
         the_loop().call(store.close)
 
 
-def asked(store: ObjectStore, objects: list[Shown] = OBJECTS) -> list[ObjectInfo | StoreError]:
+def asked(store: ObjectStore, keys: list[str] = KEYS) -> list[ObjectInfo | StoreError]:
     """What is said of each, which must be said once, on the loop."""
     got: dict[int, ObjectInfo | StoreError] = {}
 
@@ -112,17 +112,16 @@ def asked(store: ObjectStore, objects: list[Shown] = OBJECTS) -> list[ObjectInfo
         assert number not in got
         got[number] = answer
 
-    resolve(store.head_many(objects, take))
-    return [got[number] for number in range(len(objects))]
+    resolve(store.head_many(keys, take))
+    return [got[number] for number in range(len(keys))]
 
 
-def all_right(answers: list[ObjectInfo | StoreError], objects: list[Shown] = OBJECTS) -> bool:
+def all_right(answers: list[ObjectInfo | StoreError], keys: list[str] = KEYS) -> bool:
     """Each is of its own object, in all that it says."""
     return all(
         isinstance(info, ObjectInfo)
-        and (info.key, info.etag, info.size, info.metadata["number"])
-        == (shown.key, f"e{shown.key[1:]}", int(shown.key[1:]), shown.key[1:])
-        for info, shown in zip(answers, objects, strict=True)
+        and (info.key, info.etag, info.size, info.metadata["number"]) == (key, f"e{key[1:]}", int(key[1:]), key[1:])
+        for info, key in zip(answers, keys, strict=True)
     )
 
 
@@ -150,7 +149,7 @@ def test_a_server_that_takes_its_time_is_asked_on_many_connections(client_of: Co
             together.wait()
 
     with ScriptedServer(Bucket(odd)) as server:
-        assert all_right(asked(client_of(server.port, replace(PATIENT, connections=64)), OBJECTS[:65]), OBJECTS[:65])
+        assert all_right(asked(client_of(server.port, replace(PATIENT, connections=64)), KEYS[:65]), KEYS[:65])
     assert server.connections == 64
 
 
@@ -199,7 +198,7 @@ def test_one_odd_answer_spoils_no_other(kind: str, client_of: Connect) -> None:
         answers = asked(retrying)
         if kind in {"400", "404"}:
             assert isinstance(answers[150], NotFound if kind == "404" else InvalidRequest)
-            answers[150:151] = asked(retrying, OBJECTS[150:151])
+            answers[150:151] = asked(retrying, KEYS[150:151])
         assert all_right(answers)
         assert all_right(asked(retrying))
 
@@ -232,7 +231,7 @@ def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]
     with ScriptedServer(Bucket(lambda key, _number: http(status) if key == "f150" else None)) as server:
         answers = asked(client_of(server.port))
     assert type(answers.pop(150)) is kind
-    assert all_right(answers, [shown for shown in OBJECTS if shown.key != "f150"])
+    assert all_right(answers, [key for key in KEYS if key != "f150"])
     bucket = Bucket(lambda _key, _number: http(status))
     with ScriptedServer(bucket) as server:
         answers = asked(client_of(server.port))
@@ -240,8 +239,8 @@ def test_refusals_are_those_of_a_single_head(status: int, kind: type[StoreError]
     if status in {429, 500}:
         assert bucket.asked.total() < 20, "who is told to slow down does"
     else:
-        assert bucket.asked.total() <= len(OBJECTS) + 1
-        assert [getattr(error, "key", "") for error in answers] == [shown.key for shown in OBJECTS]
+        assert bucket.asked.total() <= len(KEYS) + 1
+        assert [getattr(error, "key", "") for error in answers] == KEYS
 
 
 @promise("S-150")
@@ -272,7 +271,7 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else(client_of: Conne
         assert all_right(asked(store))
     told = store.metrics.snapshot()
     assert set(told) == {"head"}
-    assert told["head"]["calls"] == len(OBJECTS)
+    assert told["head"]["calls"] == len(KEYS)
     assert sum(told["head"]["retries"].values()) <= 4
     assert bucket.asked["f199"] == 1
 
@@ -294,12 +293,12 @@ def test_an_outage_is_told_of_each_within_the_budget(client_of: Connect) -> None
 def test_keys_that_no_server_takes_are_refused_one_by_one(client_of: Connect) -> None:
     with ScriptedServer(Bucket()) as server:
         client = client_of(server.port)
-        first, long, none, last = asked(client, [OBJECTS[1], Shown("x" * 1025), Shown(""), OBJECTS[2]])
+        first, long, none, last = asked(client, [KEYS[1], "x" * 1025, "", KEYS[2]])
         assert isinstance(long, KeyTooLong)
         assert isinstance(none, InvalidKey)
-        assert all_right([first, last], OBJECTS[1:3])
+        assert all_right([first, last], KEYS[1:3])
         with pytest.raises(InvalidRequest):
-            asked(client, [OBJECTS[0]] * 1001)
+            asked(client, [KEYS[0]] * 1001)
         for key in ("x" * 1025, ""):
             assert got(client, partial(next, iter([ObjectVersion(key, ETag("e"), 1)]), None)) == {key: None}
     assert len(server.requests) == 2
@@ -401,7 +400,7 @@ def test_what_the_asker_raises_comes_back_to_him(many: str, client_of: Connect) 
     with ScriptedServer(Bucket(lambda key, _number: body_of(key))) as server:
         client = client_of(server.port)
         asking = {
-            "head": lambda: client.head_many([Shown(""), *OBJECTS], fails),
+            "head": lambda: client.head_many(["", *KEYS], fails),
             "get": lambda: client.get_many(partial(next, iter(VERSIONS), None), fails),
             "feed": lambda: client.get_many(fails, lambda *_: None),
         }
@@ -417,8 +416,8 @@ def test_who_has_no_loop_gets_one_for_it(client_of: Connect) -> None:
     with ScriptedServer(Bucket()) as server:
         store = BlockingStore(client_of(server.port))
         with pytest.raises(AssertionError, match="loop"):
-            now(store.inner.head_many(OBJECTS, heads.__setitem__))
-        store.head_many(OBJECTS, heads.__setitem__)
+            now(store.inner.head_many(KEYS, heads.__setitem__))
+        store.head_many(KEYS, heads.__setitem__)
         store.get_many(lambda: None, lambda *_: None)
-        assert all_right([heads[number] for number in range(len(OBJECTS))])
+        assert all_right([heads[number] for number in range(len(KEYS))])
         eventually(lambda: server.opened == 0)

@@ -6,12 +6,13 @@ import errno
 import itertools
 import os
 import stat
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import ObjectVersion
+from datastore.fuse.vfs.change import renames
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -189,6 +190,22 @@ def test_a_directory_is_renamed_with_all_below(world: World, one: Client, other:
         assert client.local.readlink("n/x") == b"t"
         assert not client.local.exists("d")
         assert client.local.listdir() == [b"dd", b"n"]
+
+
+def test_the_rename_of_a_large_tree_lets_others_go_on(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one in which the kernel knows only directories."""
+    names = [f"d/{number:03}" for number in range(300)]
+    world.put_all([f"{name}/f" for name in names])
+    for name in names:
+        one.local.stat(name)
+    loop = one.fs.core.loop
+    pause = Mock(wraps=loop.pause)
+    monkeypatch.setattr(loop, "pause", pause)
+    monkeypatch.setattr(renames, "_FOLLOWED_AT_ONCE", 50)
+    one.local.rename("d", "e")
+    assert pause.call_count >= 6
 
 
 @promise("S-26")
