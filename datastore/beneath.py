@@ -1,8 +1,8 @@
 """Makes the directory beneath a mount unwritable while it is mounted, and after a crash (S-60).
 
-Its mode loses the write bits, and as root it becomes immutable where the file system knows that (ext4, XFS, Btrfs,
-tmpfs: chattr(1), ioctl_iflags(2)), because modes don't hold root back. What it was is written down, so that an orderly
-unmount, or the next mount after a crash, gives it back.
+The directory's mode loses the write bits. For root, whom modes don't restrict, the directory also becomes immutable
+where the file system supports that (ext4, XFS, Btrfs, tmpfs: chattr(1), ioctl_iflags(2)). The mode is noted in a file,
+so that an orderly unmount, or the next mount after a crash, restores it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ _FLAGS = Struct("<i4x")
 
 
 def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
-    """Take the write bits of an open directory, and note its mode. What the system refuses is left as it is.
-
-    A directory that somebody made immutable stays so, without a note.
-    """
+    """Note the mode of an open directory, remove its write bits, and make it immutable if `immutable` is set and we are
+    root. If the system refuses a step, the rest is skipped silently. An immutable directory is left unchanged."""
     with suppress(OSError):
         if _is_immutable(directory_fd):
             return
@@ -38,7 +36,7 @@ def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
 
 
 def restore(mountpoint: str, note: Path) -> None:
-    """Give a directory its mode back if a note says that we took it. Nothing may be mounted there. Idempotent."""
+    """Undo protect(): restore the mode that is noted, and remove the note. Nothing may be mounted there. Idempotent."""
     try:
         mode = int(json.loads(note.read_text())["mode"])
         directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -56,7 +54,7 @@ def restore(mountpoint: str, note: Path) -> None:
 
 
 def free(mountpoint: str) -> bool:
-    """Let the owner write to a directory of whose mount no note is left; whether it was immutable."""
+    """Let the owner write to an immutable directory whose note is lost; return False if nothing was changed."""
     try:
         directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -74,7 +72,7 @@ def free(mountpoint: str) -> bool:
 
 
 def _is_immutable(directory_fd: int) -> bool:
-    """No where the file system has no such flag."""
+    """Return whether a directory is immutable; False where the file system has no such flag."""
     try:
         return bool(_flags(directory_fd) & _IMMUTABLE)
     except OSError:
@@ -82,7 +80,7 @@ def _is_immutable(directory_fd: int) -> bool:
 
 
 def _flags(directory_fd: int) -> int:
-    """The inode flags (ioctl_iflags(2)). Errors: OSError where the file system has none."""
+    """Return the inode flags (ioctl_iflags(2)). Errors: OSError where the file system has none."""
     if sys.platform != "linux":
         return 0
     held = bytearray(_FLAGS.size)
@@ -92,7 +90,7 @@ def _flags(directory_fd: int) -> int:
 
 
 def _set_immutable(directory_fd: int, *, on: bool) -> None:
-    """OSError where the file system has no such flag, or the process no CAP_LINUX_IMMUTABLE."""
+    """Errors: OSError where the file system has no such flag, or the process lacks CAP_LINUX_IMMUTABLE."""
     if sys.platform != "linux":
         return
     flags = _flags(directory_fd)

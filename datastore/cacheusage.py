@@ -1,4 +1,4 @@
-"""How full a cache directory is, as its owner notes it: read by the owner, and by a node that watches over many."""
+"""The file in which a mount notes how full its cache is; the node plugin, which bounds all caches, reads it too."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import struct
 from pathlib import Path
 
 NAME = "usage"
-"""The file in the directory."""
+"""The name of the file in the cache directory."""
 COUNT = struct.Struct("<q")
-"""All that is in it: bytes, little-endian."""
+"""The whole content of the file: a number of bytes, little-endian."""
 
 
 def noted_bytes(directory: Path) -> int:
-    """What the files of a cache directory take, as was noted last; 0 for none."""
+    """Return how many bytes the files of a cache directory take, as last noted; 0 when there is no valid note."""
     try:
         fd = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -25,5 +25,5 @@ def noted_bytes(directory: Path) -> int:
 
 
 def parsed(noted: bytes) -> int | None:
-    """The number in these bytes; None: it was lost."""
+    """Return the number of bytes in the content of the file; None when the content is incomplete."""
     return max(0, int(COUNT.unpack(noted)[0])) if len(noted) == COUNT.size else None

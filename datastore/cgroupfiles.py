@@ -1,4 +1,4 @@
-"""What the kernel tells of a control group: processors and memory of all processes in it; v1 and v2.
+"""Reads the processor time and the memory of all processes in a control group, v1 or v2.
 
 Sources: cgroups(7), the kernel's admin-guide/cgroup-v1 and cgroup-v2.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """A directory in each hierarchy: of v1 in cpu, cpuacct and memory, or of v2. None: there is none."""
+    """The directories of one control group, in the hierarchies of v1 or of v2 (unified). None: it has none there."""
 
     cpu: Path | None = None
     accounting: Path | None = None
@@ -20,17 +20,17 @@ class Places:
 
     @property
     def all(self) -> list[Path]:
-        """Those that there are; some hierarchies of v1 may be one."""
+        """The directories that the group has, each once: several controllers of v1 may share a hierarchy."""
         return list(dict.fromkeys(each for each in (self.cpu, self.accounting, self.memory, self.unified) if each))
 
     def below(self, name: str) -> Places:
-        """The directories of this name in them."""
+        """Return the directories of the child group with this name."""
         each = (self.cpu, self.accounting, self.memory, self.unified)
         cpu, accounting, memory, unified = (place / name if place else None for place in each)
         return Places(cpu=cpu, accounting=accounting, memory=memory, unified=unified)
 
     def cpu_s(self) -> float | None:
-        """Processor seconds so far, with those of processes that have ended; None where nothing can be read."""
+        """Return the processor seconds so far, with those of ended processes; None where nothing can be read."""
         if self.unified:
             usage = field_of(self.unified / "cpu.stat", "usage_usec")
             return None if usage is None else usage / 1e6
@@ -38,7 +38,7 @@ class Places:
         return None if nanoseconds is None else nanoseconds / 1e9
 
     def memory_bytes(self) -> int | None:
-        """Memory in use, but for what is only cache of files; None where nothing can be read."""
+        """Return the memory in use without the inactive part of the file cache; None where nothing can be read."""
         directory = self.unified or self.memory
         if directory is None:
             return None
@@ -48,7 +48,7 @@ class Places:
 
 
 def field_of(path: Path, name: str) -> int | None:
-    """A number of a file with lines of a name and a number."""
+    """Return the number after a name, from a file whose lines have a name and a number; None if it can't be read."""
     try:
         found = dict(line.split(" ", 1) for line in path.read_text().splitlines() if " " in line)
         return int(found[name])

@@ -1,4 +1,4 @@
-"""Time, injected: the real clock here, a manual one in the tests."""
+"""The clock as an argument of the code that needs the time: the machine's clock here, a manual one in the tests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The two times that code needs."""
+    """The two clocks that the code reads."""
 
     def monotonic(self) -> float:
-        """Seconds that only grow; for ages and deadlines."""
+        """Return seconds that never go backwards; for ages and deadlines."""
         ...
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch; for what people see."""
+        """Return nanoseconds since the epoch; for times that are shown to people."""
         ...
 
 

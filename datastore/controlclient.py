@@ -1,6 +1,6 @@
-"""Talking to a mount server over `<state dir>/control.sock`: one JSON document a line, each wait bounded.
+"""The client for a mount server's `<state dir>/control.sock`: one JSON document per line; every wait has a timeout.
 
-What may be asked is in fuse/control.py.
+fuse/control.py describes the requests.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from datastore.listening import connect
 
 SOCKET = "control.sock"
 MOUNT_FILE = "mount.json"
-"""What the supervisor of a mount tells others."""
+"""The file in which the supervisor of a mount describes the mount to other processes."""
 MOUNT_FILE_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 10.0
-"""Above what the server itself gives a status, so that it can say so."""
+"""Longer than the server's own deadline for a status, so that the server can report that it missed its own."""
 ANSWER_BYTES = 1 << 20
-"""A line beyond this is no answer. A server that somebody has taken over sends whatever it likes, and who asks on a
-node serves all tenants; what a server says in earnest has some ten KiB."""
+"""The longest line that is accepted as an answer. A compromised server may send anything, and on a cluster's node the
+process that asks serves all tenants; real answers have some 10 KiB."""
 STATUS_BYTES = 64 << 20
-"""Of a user's own mounts, a status names every file that is not uploaded."""
+"""The same for the full status of a user's own mount, which names every file that is not uploaded."""
 
 Answer = dict[str, Any]
 
 
 class NotAnswering(DatastoreError):
-    """The server is gone, hangs, or speaks another language."""
+    """The server is gone, hangs, or sends something that is not an answer."""
 
 
 class Watch(Protocol):
-    """What else may end a wait: the command's signals."""
+    """Something else that may end a wait for the server: a signal to the command."""
 
     @property
     def pending(self) -> bool:
-        """Whether it has come."""
+        """Whether a signal has come."""
         ...
 
     def wait(self, fds: Sequence[int], timeout_s: float) -> list[int]:
-        """Which of `fds` are readable; [] after timeout_s, and at once when it has come."""
+        """Return which of `fds` are readable; [] after timeout_s, and at once when a signal has come."""
         ...
 
 
 class Control:
-    """One connection; ask, then receive lines."""
+    """One connection to a mount server: send() a request, then receive() the lines of its answer."""
 
     def __init__(self, connection: socket.socket, limit_bytes: int = ANSWER_BYTES) -> None:
         self._connection = connection
@@ -67,7 +67,7 @@ class Control:
             raise NotAnswering("the mount server does not answer") from error
 
     def receive(self, timeout_s: float, watch: Watch | None = None) -> Answer | None:
-        """The next line; None when the watch came first. Errors: NotAnswering at timeout_s or the end."""
+        """Return the next line; None when a signal came first. Errors: NotAnswering, also at timeout_s."""
         deadline = time.monotonic() + timeout_s
         while (end := self._pending.find(b"\n")) < 0:
             left_s = deadline - time.monotonic()
@@ -90,7 +90,7 @@ class Control:
     def _readable(self, timeout_s: float, watch: Watch | None) -> bool:
         if watch:
             return bool(watch.wait([self._connection.fileno()], timeout_s))
-        waiting = select.poll()  # not select(): a process may have more than 1,024 files
+        waiting = select.poll()  # not select(), which fails for descriptors above 1,023
         waiting.register(self._connection, select.POLLIN)
         return bool(waiting.poll(timeout_s * 1000))
 
@@ -108,7 +108,7 @@ class Control:
 
 @contextmanager
 def connected(state_dir: Path, limit_bytes: int = ANSWER_BYTES) -> Iterator[Control]:
-    """A connection to the server of a mount. Errors: NotAnswering."""
+    """Yield a connection to the server of a mount. Errors: NotAnswering."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(CONNECT_TIMEOUT_S)
         try:
@@ -119,30 +119,28 @@ def connected(state_dir: Path, limit_bytes: int = ANSWER_BYTES) -> Iterator[Cont
 
 
 def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float, limit_bytes: int = ANSWER_BYTES) -> Answer:
-    """The last line of the answer, each of at most limit_bytes. Errors: NotAnswering, also at timeout_s."""
+    """Send a request; return the last line of its answer. limit_bytes: for each line. Errors: NotAnswering."""
     deadline = time.monotonic() + timeout_s
     with connected(state_dir, limit_bytes) as control:
         control.send(request)
         while "ok" not in (answer := control.receive(deadline - time.monotonic()) or {}):
-            pass  # progress
+            pass  # a line that reports progress
         return answer
 
 
 def status(state_dir: Path) -> Answer:
-    """What the server says of itself, with each file that is not uploaded. Errors: NotAnswering."""
+    """Return the server's status, with each file that is not uploaded. Errors: NotAnswering."""
     return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S, STATUS_BYTES)
 
 
 def brief_status(state_dir: Path, timeout_s: float) -> Answer:
-    """What the server says of itself, where `unsent` counts the files that are not uploaded. Errors: NotAnswering."""
+    """Return the server's status, which only counts the files that are not uploaded (`unsent`). Errors: as ask()."""
     return ask(state_dir, {"op": "status", "brief": True}, timeout_s)
 
 
 def server_pid(state_dir: Path, *words: str) -> int:
-    """The pid of a mount's server by its MOUNT_FILE, if that process was started with these words; else 0.
-
-    A server may write that file too: so it is believed of no other process.
-    """
+    """Return the pid of a mount's server, from MOUNT_FILE; 0 if that process was not started with all these arguments.
+    They are checked because a server can write to that file too, and so could name another process."""
     try:
         with (state_dir / MOUNT_FILE).open("rb") as file:
             pid = int(json.loads(file.read(MOUNT_FILE_BYTES))["serverPid"])

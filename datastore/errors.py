@@ -1,35 +1,36 @@
-"""The tree of errors; every layer raises one of these and maps it once, at its own edge.
+"""The tree of errors. Every layer raises one of these, and translates it (to an errno, an exit code, ...) only once,
+at its own edge.
 
 DatastoreError
  |- InvalidManifest         the user's file is wrong: names the field            (exit code 2)
- |- StoreError              the storage said no, or did not answer
+ |- StoreError              the storage refused, failed, or did not answer
  |   |- NotFound            no such key
  |   |- BucketNotFound      no such bucket
- |   |- AlreadyExists       If-None-Match refused: the key is there
- |   |- PreconditionFailed  If-Match refused: the object is another version
+ |   |- AlreadyExists       If-None-Match failed: the key exists
+ |   |- PreconditionFailed  If-Match failed: the object is another version
  |   |- AccessDenied        signed correctly, not allowed
- |   |   '- ObjectLocked    under an object lock, which keeps it as it is
+ |   |   '- ObjectLocked    an object lock forbids replacing or removing the object
  |   |- CredentialsInvalid  missing, unknown or expired keys, wrong signature
- |   |- HostUntrusted       the server shows another key than is known of it
- |   |- EndpointNotAllowed  the administrator does not let tenants have this server asked
+ |   |- HostUntrusted       the server's SSH host key is not the known one, or none is known
+ |   |- EndpointNotAllowed  the administrator does not allow this server for tenants
  |   |- WrongRegion         the bucket lives in another region
  |   |- ClockSkew           our clock and the server's differ too much
  |   |- InvalidKey          the server refuses this name
  |   |- KeyTooLong          the server or S3 refuses the length of this name
  |   |- KeyConflict         the server can't hold `a` beside `a/b`
- |   |- InvalidRequest      any other 4xx: ours to fix
+ |   |- InvalidRequest      any other 4xx: a mistake of this program or its settings
  |   |- MetadataTooLarge    user metadata over 2 KiB
  |   |- OutOfSpace          quota or disk of the server is full
  |   |- Unsupported         the server does not know the operation
- |   '- TransientStoreError worth another try
- |       |- Unreachable     no connection, or it broke, or TLS failed
+ |   '- TransientStoreError may succeed when tried again
+ |       |- Unreachable     no connection, a broken connection, or a TLS failure
  |       |- DeadlineExceeded  no answer in time
  |       |- Throttled       503 SlowDown, 429
- |       |- ServerStarting  the server that was made for it does not serve yet
+ |       |- ServerStarting  the server that was started for this storage does not serve yet
  |       |- ServerFault     500, 502, 503, 504
- |       '- CorruptBody     shorter than promised, or wrong checksum
+ |       '- CorruptBody     the body is shorter than announced, or its checksum is wrong
  |- MountFailed             the kernel or fusermount3 refused
- '- CacheCorrupt            local state did not validate
+ '- CacheCorrupt            local state failed its validation
 
 `transient` on the class decides whether datastore.fuse.store.retrying tries again; nothing else retries.
 The text of an error is one line for a person: what failed, on which object, why, what to do. Never a secret.
@@ -49,11 +50,9 @@ class InvalidManifest(DatastoreError):
 
 
 class StoreError(DatastoreError):
-    """The storage refused or failed.
-
-    key: the object concerned ('' for the bucket); status: HTTP status or 0; code: the server's error code or '';
-    server_message: the server's own words or ''; request_id: for the storage's administrator.
-    """
+    """The storage refused or failed. key: the object concerned ('' for the bucket); status: HTTP status or 0; code:
+    the server's error code or ''; server_message: the server's own message or ''; request_id: the server's id of the
+    request, for its administrator."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class BucketNotFound(StoreError):
 
 
 class AlreadyExists(StoreError):
-    """A create-only write found the key taken."""
+    """A create-only write found an object with its key."""
 
 
 class PreconditionFailed(StoreError):
@@ -94,7 +93,7 @@ class AccessDenied(StoreError):
 
 
 class ObjectLocked(AccessDenied):
-    """An object lock keeps the object as it is: whatever the credentials, it can't be replaced or removed."""
+    """An object lock keeps the object: no credentials allow replacing or removing it."""
 
 
 class CredentialsInvalid(StoreError):
@@ -106,7 +105,7 @@ class EndpointNotAllowed(StoreError):
 
 
 class HostUntrusted(StoreError):
-    """The server shows another key than is known of it, or none is known."""
+    """The server's SSH host key is not the one that is known for it, or none is known."""
 
 
 class WrongRegion(StoreError):
@@ -132,11 +131,11 @@ class KeyConflict(StoreError):
 
 
 class InvalidRequest(StoreError):
-    """Another refusal by the server, which a repetition won't change."""
+    """Another refusal by the server, which a retry won't change."""
 
 
 class MetadataTooLarge(StoreError):
-    """User metadata is over what the server takes (S3: 2 KiB)."""
+    """The user metadata is larger than the server allows (S3: 2 KiB)."""
 
 
 class OutOfSpace(StoreError):
@@ -148,13 +147,13 @@ class Unsupported(StoreError):
 
 
 class TransientStoreError(StoreError):
-    """May succeed when tried again."""
+    """The request may succeed when it is tried again."""
 
     transient = True
 
 
 class Unreachable(TransientStoreError):
-    """No connection, a broken one, or a TLS failure."""
+    """There is no connection, it broke, or TLS failed."""
 
 
 class DeadlineExceeded(TransientStoreError):
@@ -162,7 +161,7 @@ class DeadlineExceeded(TransientStoreError):
 
 
 class ServerStarting(TransientStoreError):
-    """The server that was made for the storage does not serve yet, or not again yet."""
+    """The server that was started for the storage does not serve yet, or not again after a restart."""
 
 
 class Throttled(TransientStoreError):
@@ -182,11 +181,11 @@ class MountFailed(DatastoreError):
 
 
 class CacheCorrupt(DatastoreError):
-    """Local state did not validate; it is fetched again, never served."""
+    """Local state failed its validation; its data is fetched again and never served from there."""
 
 
 def error_named(kind: str, text: str, otherwise: type[DatastoreError] = DatastoreError) -> DatastoreError:
-    """The error that another of our processes reported by the name of its class; `otherwise` for an unknown name."""
+    """Return the error that another of our processes reported. kind: the name of its class; if unknown, `otherwise`."""
     found = globals().get(kind)
     if isinstance(found, type) and issubclass(found, DatastoreError):
         return found(text)

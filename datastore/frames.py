@@ -1,7 +1,7 @@
-"""Messages with descriptors over a Unix stream socket, between processes of ours.
+"""Messages with file descriptors over a Unix stream socket, between processes of this project.
 
-Four bytes of length (little-endian), then UTF-8 JSON; the descriptors travel with the first byte (SCM_RIGHTS). The two
-ends trust each other; the length is bounded all the same.
+A message is its length in four bytes (little-endian), then UTF-8 JSON; the descriptors travel with the first byte
+(SCM_RIGHTS). The two ends trust each other; still, the length is bounded.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from datastore.errors import MountFailed
 LENGTH_BYTES = 4
 LIMIT_BYTES = 16 << 20
 DESCRIPTORS = 2
-"""At most so many in a message: a device and the memory of its passthrough opens."""
+"""The most descriptors in a message: a FUSE device and the memory of the mount's passthrough opens."""
 
 Message = dict[str, Any]
 
 
 class PeerGone(MountFailed):
-    """The other end is gone, is silent, or does not speak our language."""
+    """The other end is gone, is silent, or sends something that is not a message."""
 
 
 def send(stream: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Waits as long as the socket's timeout says. Errors: PeerGone, also when the other end takes nothing."""
+    """Send a message within the socket's own timeout. Errors: PeerGone, also when the other end reads too slowly."""
     body = json.dumps(message).encode()
     frame = len(body).to_bytes(LENGTH_BYTES, "little") + body
     try:
         if descriptors:
             frame = frame[socket.send_fds(stream, [frame], list(descriptors)) :]
-        if frame:  # who has all of it may have answered and ended: to send nothing would fail
+        if frame:  # a peer that has it all may have ended; then even an empty send fails
             stream.sendall(frame)
     except OSError as error:
         raise PeerGone(f"the other process is gone: {error.strerror or error}") from error
 
 
 def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]]:
-    """The next message and its descriptors, which the caller closes. Errors: PeerGone, also at timeout_s."""
+    """Return the next message and its descriptors, which the caller closes. Errors: PeerGone, also at timeout_s."""
     end = time.monotonic() + timeout_s
     descriptors: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Latencies in buckets of powers of two: counting one is one list index, whatever its size. Pure."""
+"""A histogram of latencies whose buckets are powers of two: to add a latency costs one list index. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 _FIRST, _LAST = 12, 36
 EDGES_S = tuple((1 << power) / 1e9 for power in range(_FIRST, _LAST + 1))
-"""Upper edges of the buckets, 4.1 us to 69 s; one more bucket holds what took longer."""
+"""The upper edges of the buckets, 4.1 us to 69 s; one more bucket counts all longer latencies."""
 _BITS = 64
-"""No time in nanoseconds has more."""
+"""The most bits that a latency in nanoseconds may have."""
 
 
 class Histogram:
-    """Counts of latencies. Whoever adds from several threads holds a lock of their own."""
+    """Counts of latencies. It has no lock: callers that add from several threads need one."""
 
     __slots__ = ("_by_bits", "total_ns")
 
@@ -21,26 +21,24 @@ class Histogram:
         self.total_ns = 0
 
     def add(self, spent_ns: int) -> None:
-        """One more; spent_ns is not negative."""
+        """Count a latency. spent_ns: nanoseconds, not negative."""
         self._by_bits[spent_ns.bit_length()] += 1
         self.total_ns += spent_ns
 
     def buckets(self) -> list[int]:
-        """How many ended in each bucket of EDGES_S, and after the last edge."""
+        """Return the count of each bucket of EDGES_S, and of the latencies beyond the last edge."""
         counts = self._by_bits
         return [sum(counts[: _FIRST + 1]), *counts[_FIRST + 1 : _LAST + 1], sum(counts[_LAST + 1 :])]
 
 
 def added(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """Two rows of buckets as one."""
+    """Return the sum of two rows of buckets, bucket by bucket."""
     return [a + b for a, b in zip(left, right, strict=True)]
 
 
 def quantile_s(buckets: Sequence[int], share: float) -> float | None:
-    """About how many seconds the given share (0 to 1) stayed under; None when nothing was counted.
-
-    Within its bucket a latency is taken as evenly spread, so the answer is right within a factor of two.
-    """
+    """Return about how many seconds the given share (0 to 1) of the latencies stayed under; None if there are none.
+    Latencies are taken as evenly spread within their bucket, so the answer is right within a factor of two."""
     wanted = share * sum(buckets)
     if not wanted:
         return None

@@ -1,10 +1,10 @@
-"""The API server, for the node plugin and the command: one blocking request after the other, over the official client.
+"""The client of the API server, for the node plugin and the command: blocking requests over the official library.
 
-`kubernetes` brings what kubectl can: contexts, TLS, tokens that are renewed, exec plugins, proxies. Bodies are plain
-mappings. The library is imported with the first client, because it takes a third of a second and 35 MB, and most verbs
-of the command need none. Nothing is tried again here, but who follows something waits out an Outage. Threads: any.
-Errors of every method: AccessDenied, CredentialsInvalid, Conflict, Unreachable, else InvalidRequest; NotFound where
-nothing else is said. They have the server's own words.
+The library `kubernetes` does what kubectl does: contexts, TLS, renewal of tokens, exec plugins, proxies. Bodies are
+plain mappings. The library is imported with the first client, because that takes a third of a second and 35 MB, and
+most verbs of the command need no client. Nothing is retried here; callers that follow an object use Outage. Any thread
+may call. Errors of every method: AccessDenied, CredentialsInvalid, Conflict, Unreachable, NotFound (unless the method
+says otherwise), else InvalidRequest. Their texts contain the server's message.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Object = dict[str, Any]
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEADLINE_S = 10.0
-"""For the connection and for each part of an answer: of the node plugin, for which the kubelet waits."""
+"""The timeout for the connection and for each part of an answer, in the node plugin, for which the kubelet waits."""
 COMMAND_DEADLINE_S = 30.0
-"""The same of a command, which a busy cluster may keep waiting; kubectl waits as long for a connection."""
+"""The same for a command, which a busy cluster may keep waiting; kubectl waits as long for a connection."""
 OUTAGE_S = 600.0
-"""So long who follows something waits for an API server that is away: what is followed goes on meanwhile."""
+"""How long a caller that follows work in the cluster waits for an API server that is away; the work goes on."""
 PAGE = 500
 DEFAULT_NAMESPACE = "default"
 EVERYWHERE = ""
-"""In place of a namespace: all of them."""
+"""The value of `namespace` that stands for all namespaces."""
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -53,13 +53,13 @@ class Conflict(DatastoreError):
 
 
 class Outage:
-    """The time for which the API server is away, of one who asks it again and again."""
+    """How long the API server has been away, as seen by one caller that asks it again and again."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def bear(self, error: Unreachable) -> bool:
-        """It does not answer; whether it did so the last time. Errors: `error`, when it is away for OUTAGE_S."""
+        """Note a failure; return whether it is the first in a row. Errors: `error`, after OUTAGE_S of failures."""
         if self._since is None:
             self._since = time.monotonic()
             return True
@@ -68,12 +68,12 @@ class Outage:
         return False
 
     def over(self) -> None:
-        """It answers."""
+        """Note that the API server has answered."""
         self._since = None
 
 
 class KubeClient:
-    """A login at one API server. namespace: of methods that are given none."""
+    """A client with a login for one API server. namespace: used by calls that name none."""
 
     def __init__(self, api: ApiClient, namespace: str = DEFAULT_NAMESPACE, *, deadline_s: float = DEADLINE_S) -> None:
         self._api = api
@@ -81,14 +81,14 @@ class KubeClient:
         self.namespace = namespace
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object | None:
-        """An object; None when it is not there."""
+        """Return an object; None when it does not exist."""
         try:
             return _object(self._send("GET", resource.path(self._space(namespace), name)))
         except NotFound:
             return None
 
     def list(self, resource: Resource, *, namespace: str | None = None, selector: str = "") -> list[Object]:
-        """All objects, with a label selector those that it fits; page by page."""
+        """Return all objects, or those that a label selector matches; they are requested page by page."""
         items: list[Object] = []
         query = {"limit": str(PAGE), "labelSelector": selector, "continue": ""}
         while True:
@@ -108,11 +108,11 @@ class KubeClient:
         return _object(self._send("PATCH", path, body=change, content_type=kind))
 
     def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> Object:
-        """Make an object. Errors: Conflict when one has its name."""
+        """Create an object. Errors: Conflict when an object has its name already."""
         return _object(self._send("POST", resource.path(self._space(namespace)), body=body))
 
     def delete(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
-        """Ask for the removal of an object, and of what belongs to it; whether it was there."""
+        """Request the deletion of an object and its dependents; return whether the object existed."""
         body = {"propagationPolicy": "Background"}
         try:
             self._send("DELETE", resource.path(self._space(namespace), name), body=body)
@@ -121,7 +121,7 @@ class KubeClient:
         return True
 
     def text(self, path: str, query: Sequence[tuple[str, str]] = ()) -> str:
-        """What the API server, or what it is a proxy of, answers to a GET of this path."""
+        """Return the answer of the API server, or of what it is a proxy for, to a GET of this path."""
         return self._send("GET", path, query=query).decode(errors="replace")
 
     def _space(self, namespace: str | None) -> str:
@@ -145,7 +145,7 @@ class KubeClient:
             _, url, headers, _, _ = self._api.param_serialize(
                 method, path, query_params=list(query), header_params=headers, auth_settings=["BearerToken"]
             )
-            # The body is none of the library's models, and a null in it means something.
+            # The body is a plain mapping, not one of the library's models, and a null in it must be sent.
             answer = self._api.call_api(method, url, headers, body, _request_timeout=self._deadline_s)
             content: bytes = answer.read()  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
@@ -158,14 +158,12 @@ class KubeClient:
 
 
 def of_context(environment: Mapping[str, str], namespace: str = "") -> KubeClient:
-    """As kubectl's current context says (KUBECONFIG, else ~/.kube/config); inside of a pod without one, the pod's own.
-
-    namespace '': that of the context. Errors: DatastoreError when there is neither, or it is wrong.
-    """
+    """Return a client for kubectl's current context (KUBECONFIG, else ~/.kube/config), else with the pod's own login.
+    namespace '': the one of the context or the pod. Errors: DatastoreError when there is no usable login."""
     from kubernetes import config
 
     try:
-        # Given, because the library has read the variable when it was imported.
+        # The path is passed, because the library read the variable when it was imported.
         path = environment.get("KUBECONFIG") or None
         _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
         configuration = _configuration()
@@ -181,7 +179,7 @@ def of_context(environment: Mapping[str, str], namespace: str = "") -> KubeClien
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> KubeClient | None:
-    """By what the kubelet gives every container; None outside of a cluster. The token is read again each minute."""
+    """Return a client with the pod's service account; None outside a pod. The token is read again each minute."""
     if not environment.get("KUBERNETES_SERVICE_HOST") or not (account / "token").exists():
         return None
     from kubernetes.config import ConfigException
@@ -204,7 +202,7 @@ def _configuration() -> Configuration:
     from kubernetes.client import Configuration
 
     made = Configuration()
-    made.retries = False  # one layer tries again: the caller's
+    made.retries = False  # only the caller retries
     return made
 
 
@@ -223,7 +221,7 @@ def _object(content: bytes) -> Object:
 
 
 def _message(status: int, content: bytes) -> str:
-    """The words of a Status (meta/v1), or of whatever it was."""
+    """Return the message of a Status (meta/v1), or the beginning of an answer that is something else."""
     try:
         said = json.loads(content).get("message")
     except (ValueError, AttributeError):

@@ -1,7 +1,7 @@
-"""A Unix stream socket for one user that serves each client in a thread of its own, at most so many at a time.
+"""A Unix stream socket for one user: one thread accepts clients, and each is served by a thread of its own.
 
-Under the control socket of a mount server and the sockets between the driver's processes; what is said on a connection
-is theirs. Threads: one accepts, one serves each client.
+The control socket of a mount server and the sockets between the CSI driver's processes are built on it, and define
+their own protocols.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from datastore.errors import DatastoreError, MountFailed
 log = logging.getLogger(__name__)
 
 ADDRESS_BYTES = 107
-"""Of a Unix socket's path, without the zero (unix(7))."""
+"""The longest path of a Unix socket, in bytes, without the terminating zero (unix(7))."""
 ACCEPT_END_S = 5.0
 AGAIN_S = 0.1
-"""Before the next client is taken, when the system has no descriptor or memory for one just now."""
+"""The wait before the next client is accepted, after the system had no descriptor or memory for a client."""
 
 Serve = Callable[[socket.socket], None]
-"""Talks with one client, until it has said all. An OSError or DatastoreError of it ends only this client."""
+"""Serves one client until the client is done. An OSError or DatastoreError that it raises ends only this client."""
 
 
 class UnixListener:
-    """Listens at `path`, 0600, until stop(). Whoever is neither root nor this user is turned away."""
+    """Listens at `path` (mode 0600) until stop(). It serves only root and this user, at most `clients` at a time."""
 
     def __init__(self, path: Path, serve: Serve, *, clients: int) -> None:
         self.path = path
@@ -44,17 +44,17 @@ class UnixListener:
 
     @property
     def listening(self) -> bool:
-        """From start() to stop()."""
+        """Whether clients can connect: from bind() or start() until stop()."""
         return self._listener is not None
 
     def start(self) -> None:
-        """Serve, in place of an earlier process that died. Errors: MountFailed."""
+        """Listen and serve; a socket that an earlier process left at the path is replaced. Errors: MountFailed."""
         if self._listener is None:
             self.bind()
         self._acceptor.start()
 
     def bind(self) -> None:
-        """Listen; who connects waits for start(). For a process that may make no socket later. Errors: MountFailed."""
+        """Listen; clients wait until start(). For a process that may not make a socket later. Errors: MountFailed."""
         self.path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -68,7 +68,7 @@ class UnixListener:
         self._listener = listener
 
     def stop(self, timeout_s: float) -> None:
-        """Take no more clients, and wait so long for the present ones to have their answer. Idempotent."""
+        """Accept no more clients, and wait up to timeout_s until the present ones are served. Idempotent."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -97,7 +97,7 @@ class UnixListener:
             self._clients.add(thread)
             try:
                 thread.start()
-            except RuntimeError as error:  # nor for a thread
+            except RuntimeError as error:  # the system has no room for a thread
                 log.warning("a client of %s is turned away: %s", self.path.name, error)
                 self._clients.discard(thread)
                 self._slots.release()
@@ -116,14 +116,14 @@ class UnixListener:
 
 
 def connect(stream: socket.socket, path: Path) -> None:
-    """To who listens at a path of any length. Errors: OSError."""
+    """Connect a socket to the listener at a path of any length. Errors: OSError."""
     with _address(path) as address:
         stream.connect(address)
 
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """Of a path of any length: past the kernel's limit through a descriptor of the directory."""
+    """Yield an address for a path of any length; past the kernel's limit, by a descriptor of its directory."""
     if len(os.fsencode(path)) <= ADDRESS_BYTES:
         yield str(path)
         return
@@ -135,7 +135,8 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def _is_one_of_us(client: socket.socket) -> bool:
-    """By unix(7), SO_PEERCRED: pid, uid, gid. Where that is unknown (macOS) the file's mode alone keeps others out."""
+    """Return whether the client is root or this user (unix(7), SO_PEERCRED: pid, uid, gid). Where the system lacks that
+    (macOS), return True; only the mode of the file keeps other users out."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -1,4 +1,4 @@
-"""One log format: time, level, logger, a constant message, then key=value fields; and what must never be in it.
+"""The log format of all processes: time, level, logger, a constant message, key=value fields; secrets are redacted.
 
 log.warning("the server ended", extra=fields(code=1))
 """
@@ -22,12 +22,12 @@ SECRET_PATTERN = re.compile(
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
-    """The `extra` of a logging call."""
+    """Return the `extra` argument of a logging call that has these fields."""
     return {FIELDS: values}
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a signature, a key or a token."""
+    """Return the text with REDACTED in place of what looks like a signature, a key or a token."""
     return SECRET_PATTERN.sub(lambda found: found.group(1) + REDACTED, text)
 
 
@@ -37,7 +37,7 @@ def _shown(value: object) -> str:
 
 
 class Formatter(logging.Formatter):
-    """`2026-01-31T12:00:00Z WARNING datastore.fuse.server message key=value`, UTC, redacted, tracebacks after it."""
+    """Writes `2026-01-31T12:00:00Z WARNING datastore.fuse.server message key=value`, in UTC, then any traceback."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%SZ"
     default_msec_format = ""
@@ -63,11 +63,9 @@ def setup(level: int = logging.INFO) -> None:
 
 
 def trim(path: Path, limit: int = LOG_LIMIT_BYTES) -> None:
-    """Bound a log that processes append to (O_APPEND): past `limit` bytes it becomes `path.1` and starts anew.
-
-    It is copied and truncated, not renamed, so that they keep writing to the same file. A few lines may fall between.
-    On a full disk it stays whole, until it is asked for again.
-    """
+    """Bound a log that processes append to (O_APPEND): a log above `limit` bytes is copied to `path.1` and truncated,
+    not renamed, so that the processes keep writing to the same file. Lines that are written between the copy and the
+    truncation are lost. If the copy fails, as on a full disk, the log stays whole until the next call."""
     with suppress(OSError):
         if not path.exists() or path.stat().st_size <= limit:
             return
@@ -79,7 +77,7 @@ def trim(path: Path, limit: int = LOG_LIMIT_BYTES) -> None:
 
 
 class Limiter:
-    """Lets one line per key through in `interval_s`, so that a storage that is down does not fill the log."""
+    """Allows one line per key in each `interval_s`, so that a storage that is down does not fill the log."""
 
     KEYS = 256
 
@@ -88,7 +86,7 @@ class Limiter:
         self._last: dict[object, float] = {}
 
     def allows(self, key: object, now_s: float) -> bool:
-        """Whether to log now; now_s is any steady clock."""
+        """Return whether to log a line now. now_s: the time by any monotonic clock."""
         last = self._last.get(key)
         if last is not None and now_s - last < self._interval_s:
             return False

@@ -1,4 +1,4 @@
-"""What a task used: from samples to peak and mean. Pure, and the same for every launcher."""
+"""Computes from samples what a task used, as peaks and means. Pure, and the same for every launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Packed = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look. at_s: any steady clock. cpu_s, received and sent only grow; None is what can't be read here."""
+    """One measurement of a task. at_s: any monotonic clock. cpu_s, received_bytes and sent_bytes are totals so far.
+    None: the value can't be read on this machine."""
 
     at_s: float
     cpu_s: float
@@ -30,14 +31,14 @@ class Sample:
 
 
 class Figure(Part):
-    """One quantity over the life of a task."""
+    """The peak and the mean of one quantity over the life of a task."""
 
     peak: Number = Field(0.0, description="Highest sample.")
     mean: Number = Field(0.0, description="Mean over time.")
 
 
 class Usage(Part):
-    """What a task used: processors, bytes, bytes a second, percent."""
+    """What a task used, as figures in processors, bytes, bytes per second and percent, and as totals."""
 
     cpu: Figure = Field(description="Processors.")
     memory: Figure = Field(description="Bytes of memory.")
@@ -52,7 +53,7 @@ class Usage(Part):
 
 @dataclass(slots=True)
 class _Average:
-    """A quantity, weighted by how long each value held."""
+    """The peak of a quantity, and the sums for its mean, in which each value is weighted by how long it held."""
 
     peak: float = 0.0
     area: float = 0.0
@@ -65,21 +66,21 @@ class _Average:
 
     @property
     def figure(self) -> Figure:
-        # dump() rounds the seconds, and sums of floats are not exact: of what never changes the mean would be larger.
+        # dump() rounds, and sums of floats are inexact: without min() a constant's mean could exceed its peak.
         mean = min(self.area / self.seconds, self.peak) if self.seconds else self.peak
         return Figure(peak=round(self.peak, 3), mean=round(mean, 3))
 
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up the samples of one task. `now` is the newest interval: what `top` shows."""
+    """Adds up the samples of one task. now: the values in the newest interval, which `top` shows."""
 
     last: Sample | None = None
     averages: dict[str, _Average] = field(default_factory=dict)
     now: dict[str, float] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
-        """Samples come in the order of their times; one of the same time as the last is left out."""
+        """Add a sample. Samples come in the order of their times; a sample no later than the last is ignored."""
         before = self.last
         seconds = sample.at_s - before.at_s if before else 0.0
         if before and seconds <= 0:
@@ -98,7 +99,7 @@ class Meter:
             self.averages.setdefault(name, _Average()).add(value, seconds)
 
     def usage(self) -> Usage | None:
-        """All of it; None before the first sample."""
+        """Return what the task used so far; None before the first sample."""
         if self.last is None:
             return None
         figures = {name: average.figure for name, average in self.averages.items()}
@@ -114,7 +115,7 @@ class Meter:
         )
 
     def dump(self) -> Packed:
-        """Small, for JSON; load() makes it again."""
+        """Return a small form of this Meter for JSON, which load() reads."""
         if self.last is None:
             return {}
         found: dict[str, list[float | None]] = {"last": [*astuple(self.last)]}
@@ -124,8 +125,7 @@ class Meter:
 
 
 def load(packed: Packed) -> Meter:
-    """What dump() gave. Errors: ValueError when it is something else."""
-    # In the order of Sample's fields.
+    """Return the Meter that dump() packed. Errors: ValueError when it is something else."""
     names = [each.name for each in fields(Sample)]
     meter = Meter()
     try:
@@ -143,7 +143,7 @@ def load(packed: Packed) -> Meter:
 
 
 def together(meters: Iterable[Meter]) -> Meter:
-    """One task that was started several times: the highest of the peaks, the sums of what was counted."""
+    """Return one Meter for a task that was started several times: the highest peaks, and the sums of all totals."""
     total = Meter()
     for meter in meters:
         for name, each in meter.averages.items():

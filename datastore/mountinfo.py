@@ -1,7 +1,4 @@
-"""What is mounted where, from /proc/self/mountinfo, without touching a mount: a dead one could hang who asks.
-
-Format: proc(5).
-"""
+"""Reads the mount table from /proc/self/mountinfo (proc(5)). No mount is touched, because a dead one could hang."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import NamedTuple
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 FSTYPE = "fuse.datastore"
-"""Of mounts that our engine serves."""
+"""The type of the mounts that our own server serves."""
 SUPERVISED = (FSTYPE, "fuse.glusterfs")
-"""Of mounts behind which is a process that we start and replace."""
+"""The types of mounts that are served by a process that we start and replace."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """One line. device: major:minor, the same for all bind mounts of a file system. options: the file system's own."""
+    """One mount. device: major:minor, the same for all bind mounts of a file system. options: the file system's own."""
 
     device: str
     mountpoint: str
@@ -36,18 +33,18 @@ class MountTable:
         self.mounts = mounts
 
     def at(self, path: str) -> Mount | None:
-        """What is mounted there, on top; `path` is absolute, without links."""
+        """Return the topmost mount at a path, which is absolute and without symbolic links; None when there is none."""
         return next((mount for mount in reversed(self.mounts) if mount.mountpoint == path), None)
 
     def count(self, path: str) -> int:
-        """How many mounts lie there, one on the other."""
+        """Return how many mounts are stacked at a path."""
         return sum(mount.mountpoint == path for mount in self.mounts)
 
 
 def parse(text: str) -> MountTable:
-    """Lines of another shape are left out. Pure."""
+    """Return the table in the text of mountinfo; lines with another format are skipped. Pure."""
     mounts = []
-    for line in text.split("\n"):  # not splitlines(): the kernel writes other ends of lines in a name as they are
+    for line in text.split("\n"):  # not splitlines(): names may have other line separators unescaped
         left, separator, right = line.partition(" - ")
         fixed, described = left.split(" "), right.split(" ")
         if separator and len(fixed) >= 6 and len(described) >= 2:
@@ -58,7 +55,7 @@ def parse(text: str) -> MountTable:
 
 
 def read() -> MountTable:
-    """This mount namespace's table; empty where the system has none."""
+    """Return the table of this mount namespace; an empty one where the system has none."""
     try:
         return parse(os.fsdecode(MOUNTINFO.read_bytes()))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""The kernel's NFS client: whether there is one, what it is told, and whether the server of a mount answers.
+"""The kernel's NFS client: whether there is one, its mount options, and whether the server of a mount answers.
 
-Nothing here touches a mount: who does that waits in the kernel for as long as its server is away.
+Nothing here touches a mount, because a process that does so waits in the kernel while the mount's server is away.
 
 Options: nfs(5). Programs, versions and procedure 0: RFC 1813, RFC 7530, RFC 5531.
 """
@@ -18,28 +18,27 @@ from datastore import mountinfo
 from datastore.api.source import NFSLocation
 
 VERSIONS = ("4.2", "4.1", "4.0", "3")
-"""The newest first; which one both ends know is found by trying."""
+"""The NFS versions, the newest first; they are tried in this order until both ends support one."""
 PORT = 2049
 FSTYPES = ("nfs", "nfs4")
 FILESYSTEMS = Path("/proc/filesystems")
-"""What this kernel knows, but for modules that nobody has asked for yet."""
+"""Lists the file systems that this kernel has now, without those in modules that are not loaded yet."""
 PROGRAM = 100003
 PING_TIMEOUT_S = 5.0
-"""A server whose threads all wait for its disks is not away: of a mount whose server is, what it lacks stays behind."""
+"""Long enough for a server whose threads all wait for its disks: if such a server counted as away, a forced unmount
+would leave behind what the server has not received."""
 _LAST_FRAGMENT = 1 << 31
 _CALL, _REPLY, _RPC_VERSION = 0, 1, 2
 
 
 def options(location: NFSLocation, version: str, address: str, *, metadata_ttl_s: float) -> str:
-    """The data of mount(2). What the location says comes last, so that it counts.
-
-    A mount is `hard` unless the location says otherwise: a server that is away is a pause and loses nothing. What
-    another client changed is seen after metadata_ttl_s, in whole seconds, and at the next open in any case.
-    """
+    """Return the data argument of mount(2). The location's own options come last, so that they win. A mount is `hard`
+    unless the location says otherwise: programs wait while the server is away, and lose nothing. A change by another
+    client is seen after metadata_ttl_s, in whole seconds, and at the next open in any case."""
     family = "tcp6" if ":" in address else "tcp"
     given = [f"vers={version}", f"addr={address}", f"proto={family}", "hard", f"actimeo={int(metadata_ttl_s)}"]
     if version == "3":
-        # Locks of version 3 need rpc.statd on the node. Without it they hold between the programs of one node.
+        # Locks of version 3 need rpc.statd on the node. With nolock they hold only between the programs of one node.
         given += ["nolock", f"mountaddr={address}", f"mountproto={family}"]
         given += [f"mountport={location.mount_port}"] if location.mount_port else []
     given += [f"port={location.port}"] if location.port else []
@@ -47,7 +46,7 @@ def options(location: NFSLocation, version: str, address: str, *, metadata_ttl_s
 
 
 def versions_of(location: NFSLocation) -> tuple[str, ...]:
-    """What is tried, in order."""
+    """Return the versions to try, in order."""
     chosen = [text for option in location.options for name, _, text in [option.partition("=")] if name in VERSION_NAMES]
     if chosen:
         return (chosen[-1],)
@@ -60,20 +59,20 @@ VERSION_NAMES = ("vers", "nfsvers")
 
 
 def device_of(location: NFSLocation) -> str:
-    """What the mount table shows as the source."""
+    """Return the source of the mount, as the mount table shows it: server:path."""
     server = f"[{location.server}]" if ":" in location.server else location.server
     return f"{server}:{location.path}"
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Whether an address leads to this machine itself or its link."""
+    """Return whether an address is a loopback, link-local, unspecified or multicast address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     parsed = getattr(parsed, "ipv4_mapped", None) or parsed
     return parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast
 
 
 def ping(address: str, port: int, version: str, timeout_s: float = PING_TIMEOUT_S) -> str:
-    """Why the NFS server does not answer, or ''. It is asked to do nothing, over a connection of our own."""
+    """Return why the NFS server does not answer, or ''. It gets a call of the null procedure, over a new connection."""
     end = time.monotonic() + timeout_s
     xid = int.from_bytes(os.urandom(4), "big")
     number = int(version.partition(".")[0])
@@ -97,17 +96,17 @@ def ping(address: str, port: int, version: str, timeout_s: float = PING_TIMEOUT_
 
 
 def silent(mount: mountinfo.Mount) -> str:
-    """Why the server of a mount does not answer, or ''."""
+    """Return why the server of a mount does not answer, or ''."""
     return ping(option(mount, "addr"), int(option(mount, "port") or PORT), option(mount, "vers") or "4")
 
 
 def option(mount: mountinfo.Mount, name: str) -> str:
-    """What the mount table says of it, or ''."""
+    """Return the value of a mount's option in the mount table, or ''."""
     return next((text for key, _, text in (each.partition("=") for each in mount.options) if key == name), "")
 
 
 def in_this_kernel() -> bool:
-    """Whether the kernel has a client already; a module that could be loaded does not count."""
+    """Return whether the kernel has an NFS client now; a module that is not loaded yet does not count."""
     try:
         return "nfs" in FILESYSTEMS.read_text().split()
     except OSError:

@@ -1,8 +1,8 @@
-"""`python -m datastore.nfsmount`: one mount(2) of an NFS export, in a process that may be left behind.
+"""`python -m datastore.nfsmount`: one mount(2) of an NFS export, in a process that may be left behind when it hangs.
 
 It reads {"source": ..., "mountpoint": "", "readOnly": bool, "metadataTTL": seconds, "fromHere": bool} from standard
-input and writes {"version": "4.2", "address": ""} or {"error": line, "kind": class}. fromHere: the server may be this
-machine, as no node's may. Imports little.
+input and writes {"version": "4.2", "address": ""} or {"error": line, "kind": class}. fromHere: whether the server may
+be this machine; on a cluster's node it may not. The module imports little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datastore.errors import (
 from datastore.nfsclient import PORT, device_of, is_of_this_machine, options, ping, versions_of
 
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
-"""linux/mount.h"""
+"""Flags of mount(2), from linux/mount.h."""
 ANSWER_TIMEOUT_S = 5.0
 _NO_EXPORT = "the NFS server has no such export for this machine: the path is wrong, or its list of clients lacks it"
 
@@ -35,7 +35,7 @@ _NO_EXPORT = "the NFS server has no such export for this machine: the path is wr
 def mount(
     location: NFSLocation, mountpoint: str, *, read_only: bool, metadata_ttl_s: float, from_here: bool = False
 ) -> tuple[str, str]:
-    """The version and the address that it is mounted with. Errors: DatastoreError."""
+    """Mount an export; return the NFS version and the server's address. Errors: DatastoreError."""
     address = _address(location)
     if is_of_this_machine(address) and not from_here:
         raise AccessDenied(
@@ -43,7 +43,7 @@ def mount(
         )
     last = ""
     for version in versions_of(location):
-        # The kernel would wait for minutes for a server that is not there, and not say why.
+        # Ask the server first: the kernel would wait for minutes for a server that is away, and not say why.
         asked = version != "3" or location.port
         if asked and (trouble := ping(address, location.port or PORT, version, ANSWER_TIMEOUT_S)):
             raise Unreachable(trouble)
@@ -67,7 +67,7 @@ def _address(location: NFSLocation) -> str:
 
 
 def _mount(device: str, mountpoint: str, flags: int, data: str) -> int:
-    """errno, or 0."""
+    """Call mount(2); return its errno, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     arguments = (os.fsencode(device), os.fsencode(mountpoint), b"nfs", ctypes.c_ulong(flags), data.encode())
     return 0 if libc.mount(*arguments) == 0 else ctypes.get_errno()
@@ -76,7 +76,7 @@ def _mount(device: str, mountpoint: str, flags: int, data: str) -> int:
 def _error(code: int, location: NFSLocation, address: str, data: str) -> DatastoreError:
     where = f"{location} ({address})"
     match code:
-        # A server tells clients that are not on its list either of both.
+        # A client that is not on the server's list gets an error of either of the next two groups.
         case errno.EACCES | errno.EPERM:
             return AccessDenied(f"{where}: {_NO_EXPORT}")
         case errno.ENOENT | errno.ENOTDIR:
@@ -91,7 +91,7 @@ def _error(code: int, location: NFSLocation, address: str, data: str) -> Datasto
 
 
 def main() -> int:
-    """The process; its exit code is always 0: the answer says how it went."""
+    """Run the process. The exit code is 0 after a DatastoreError too, because the answer reports it."""
     asked = json.load(sys.stdin)
     try:
         location = source_from(asked["source"])

@@ -1,4 +1,4 @@
-"""NVML, the interface of NVIDIA's driver, where there is one."""
+"""Access to NVML, the interface of NVIDIA's driver, where there is a driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def driver() -> Iterator[Any]:
-    """NVML's module, or None where there is no driver. Imported here: most machines have no GPU."""
+    """Yield NVML's module, or None where there is no driver. It is imported here, as most machines have no GPU."""
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -24,7 +24,7 @@ def driver() -> Iterator[Any]:
 
 
 def memory_used(nvml: Any, handle: object) -> int:
-    """Bytes of a GPU in use, without what the driver itself keeps, where it tells that apart."""
+    """Return the bytes of a GPU's memory in use, without those that the driver reserves, where it tells them apart."""
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
     except nvml.NVMLError:

@@ -1,6 +1,6 @@
-"""Processes of ours: starts one that talks to us over a socketpair, ends one, says when one that died is started again.
+"""Starts processes that talk to this one over a socketpair, ends them, and tells when a dead one is started again.
 
-Imports little: the first process is started before all else.
+The module imports little, because the first process is started before anything else is imported.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from socket import socket, socketpair
 
 KILLED_TIMEOUT_S = 10.0
-"""What was killed is waited for so long: the kernel may hold a thread of it."""
+"""How long a killed process is waited for: the kernel may hold one of its threads."""
 STABLE_S = 0.3
-"""A process that ran longer than this is started again at once: one that dies of what it is asked does so sooner."""
+"""A process that ran longer is started again at once: a process that dies of its first requests does so sooner."""
 QUICK_ENDS = 3
-"""So many that ran shorter, one after the other, are replaced at once too; then the pause doubles."""
+"""How many processes in a row that ran shorter are replaced at once too; then there are pauses, each twice the last."""
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
 
 
@@ -31,11 +31,9 @@ def start(
     log_path: Path | None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], socket]:
-    """`python -m module flag FD arguments`, in a session of its own, and our end of the channel whose other end is FD.
-
-    log_path: takes its output and its errors; None: where our errors go. environment: what it has besides ours, where
-    we say nothing of that. OSError; then nothing is left behind.
-    """
+    """Start `python -m module flag FD arguments` in a new session; return the process, and our end of the socketpair
+    whose other end is FD. log_path: the file for its output and errors; None: our standard error. environment: used
+    for variables that our own environment does not set. Errors: OSError, with nothing left behind."""
     ours, theirs = socketpair()
     try:
         with theirs, log_path.open("ab") if log_path else os.fdopen(os.dup(2), "ab") as output:
@@ -45,7 +43,7 @@ def start(
                 stdout=output,
                 stderr=output,
                 pass_fds=(theirs.fileno(),),
-                # from any directory, the same modules as ours; and no directory is kept busy
+                # it imports the same modules as we do, and keeps no directory busy
                 env={**(environment or {}), **os.environ, "PYTHONPATH": module_path()},
                 cwd="/",
                 start_new_session=True,
@@ -57,12 +55,12 @@ def start(
 
 
 def module_path() -> str:
-    """PYTHONPATH for a process that is to find the same modules as this one."""
+    """Return the PYTHONPATH with which another process finds the same modules as this one."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def end(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
-    """Ask a process that leads a session to end, and kill it with its group after timeout_s; 0: at once."""
+    """Ask a process that leads a session to end; kill it and its group after timeout_s (0: at once, without asking)."""
     if timeout_s:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -75,27 +73,27 @@ def end(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
 
 
 def let_go(process: subprocess.Popen[bytes]) -> None:
-    """It is meant to outlive us: Popen would warn about a child that was not waited for."""
+    """Let a process outlive this one, without Popen's warning that the process was not waited for."""
     process.returncode = process.poll() or 0
 
 
 def last_words(said: bytes) -> str:
-    """The last line of what a process said that has any words; '' when none has."""
+    """Return the last line of a process's output that is not blank; '' when there is none."""
     return next((line.strip() for line in reversed(said.decode(errors="replace").split("\n")) if line.strip()), "")
 
 
 class Backoff:
-    """How soon a process that ended is started again. stable_s: one that ran for longer did not end for its start."""
+    """How soon a process that ended is started again. stable_s: a process that ran longer started well."""
 
     def __init__(self, stable_s: float = STABLE_S) -> None:
         self._stable_s = stable_s
         self._quick_ends = 0
 
     def ended(self, after_s: float) -> None:
-        """One ran for so long; 0: it could not even be started."""
+        """Note that a process ended after this time; 0: it could not even be started."""
         self._quick_ends = 0 if after_s > self._stable_s else self._quick_ends + 1
 
     def pause_s(self) -> float:
-        """Seconds to wait before the next one."""
+        """Return the seconds to wait before the next start."""
         late = self._quick_ends - QUICK_ENDS
         return 0.0 if late <= 0 else min(BACKOFF_FIRST_S * 2 ** min(late - 1, 10), BACKOFF_LAST_S)

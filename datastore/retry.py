@@ -1,5 +1,5 @@
-"""For which call of a program something is asked of the storage: all that is, one request after the other, shares one
-budget of retries (datastore.fuse.store.retrying)."""
+"""Tells for which call of a program a request to the storage is made: all requests for one call share one retry budget
+(datastore.fuse.store.retrying)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Call:
-    """One call of a program: everything that is asked for it, by whatever threads, shares one budget. Threads: any."""
+    """One call of a program. All requests for it, by whatever threads, share one budget. Any thread may use it."""
 
     __slots__ = ("began", "failing_since")
 
@@ -18,23 +18,22 @@ class Call:
         """began: monotonic seconds."""
         self.began = began
         self.failing_since: float | None = None
-        """From when on the budget counts that a request of it has used up; None when the latest was answered."""
+        """When the budget began that the call's latest request has used up; None when that request was answered."""
 
     def waiting_since(self, now: float, answered_at: float) -> float:
-        """From when on the budget of a request counts that is made now. answered_at: the store's last answer to anyone.
-
-        Who waited in vain, or for somebody who did, has that much less; who waited for work that made progress has not.
-        """
+        """Return when the budget of a request that is made now began. answered_at: the store's last answer to any
+        call. The budget began with the call, or with that answer if it came later: time in which the store answered
+        does not count. If the call's latest request failed, that request's budget goes on."""
         since = min(now, max(self.began, answered_at))
         return since if self.failing_since is None else min(since, self.failing_since)
 
 
 class Work(Protocol):
-    """What is done for a call, or for none."""
+    """Something that a thread does, such as a task of the mount's loop."""
 
     @property
     def call(self) -> Call | None:
-        """That."""
+        """The call for which this is done; None when it is done for no call."""
         ...
 
 
@@ -47,18 +46,18 @@ class _Thread(threading.local):
 
 
 THIS_THREAD = _Thread()
-"""THIS_THREAD.work: what this thread does just now. (A ContextVar takes twice the time, at each step of each task.)"""
+"""THIS_THREAD.work: what this thread does now. (A ContextVar takes twice the time, at each step of each task.)"""
 
 
 def current_call() -> Call | None:
-    """The call that this thread works for."""
+    """Return the call that this thread works for, or None."""
     work = THIS_THREAD.work
     return None if work is None else work.call
 
 
 @contextmanager
 def one_call(call: Call | None) -> Iterator[None]:
-    """What this thread asks for meanwhile is asked for this call."""
+    """Within the block, this thread works for this call."""
     outer, THIS_THREAD.work = THIS_THREAD.work, _Errand(call)
     try:
         yield

@@ -1,10 +1,10 @@
-"""A string that does not show itself."""
+"""A string that is not shown by accident."""
 
 from __future__ import annotations
 
 
 class Secret:
-    """Holds a secret text; repr and str hide it, `reveal()` is the one way to read it."""
+    """Holds a secret text; repr and str hide it, and only `reveal()` returns it."""
 
     __slots__ = ("_value",)
 
@@ -12,7 +12,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The secret itself; call it only where it is signed or sent."""
+        """Return the secret itself; to be called only where it signs something or is sent."""
         return self._value
 
     def __repr__(self) -> str:

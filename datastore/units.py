@@ -1,4 +1,4 @@
-"""Kubernetes quantities, durations and sizes for people: parse and print. Pure; every refusal is a ValueError.
+"""Parses and prints Kubernetes quantities, durations, and sizes for people. Pure; every refusal is a ValueError.
 
 Quantities follow k8s.io/apimachinery/pkg/api/resource (suffixes n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or an exponent);
 durations follow Go's time.ParseDuration without a sign. The texts of the errors complete "FIELD ...", so they start
@@ -11,13 +11,13 @@ import re
 from fractions import Fraction
 
 MAX_BYTES = (1 << 63) - 1
-"""A quantity is an int64 in Kubernetes."""
+"""The largest quantity: Kubernetes holds it as an int64."""
 
 QUANTITY_PATTERN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
-"""RE2 and Python alike; the CRD uses it too."""
+"""A regular expression for RE2 and Python; the CRD uses it too."""
 
 DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+)$"
-"""RE2 and Python alike; a bare number is seconds."""
+"""A regular expression for RE2 and Python; a number without a unit is in seconds."""
 
 MAX_UMASK = 0o777
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -34,11 +34,11 @@ _SECONDS = {
     "h": Fraction(3600),
 }
 _MAX_TEXT = 64
-"""Longest text that is looked at: no number of interest is longer, and Fraction is slow on huge ones."""
+"""The longest text that is parsed: no useful number is longer, and Fraction is slow on huge numbers."""
 
 
 def parse_quantity(value: str | int) -> int:
-    """A Kubernetes quantity as whole bytes, fractions rounded up as Kubernetes does."""
+    """Return a Kubernetes quantity as whole bytes; fractions are rounded up, as Kubernetes does."""
     if isinstance(value, bool):
         raise ValueError("must be a quantity such as 10Gi")
     exact = exact_quantity(value)
@@ -49,7 +49,7 @@ def parse_quantity(value: str | int) -> int:
 
 
 def exact_quantity(value: str | int) -> Fraction:
-    """A Kubernetes quantity as it is: '500m' (of a processor) is a half."""
+    """Return a Kubernetes quantity without rounding: '500m' (of a processor) is a half."""
     return Fraction(value) if isinstance(value, int) else _quantity_text(value)
 
 
@@ -66,14 +66,14 @@ def _quantity_text(text: str) -> Fraction:
 
 
 def parse_umask(text: str) -> int:
-    """The permissions that are taken away, as mount(8) and umask(1) write them: '022'."""
+    """Return a umask, the permissions that are taken away, from octal text as for mount(8) and umask(1): '022'."""
     if not re.fullmatch("[0-7]{1,4}", text) or int(text, 8) > MAX_UMASK:
         raise ValueError(f"must be octal, as 022, not {_shown(text)}")
     return int(text, 8)
 
 
 def format_quantity(size_bytes: int) -> str:
-    """The shortest exact Kubernetes quantity: 10737418240 -> '10Gi', 1000 -> '1k', 1001 -> '1001'."""
+    """Return the shortest exact Kubernetes quantity: 10737418240 -> '10Gi', 1000 -> '1k', 1001 -> '1001'."""
     if size_bytes == 0:
         return "0"
     for suffix, power in reversed(_BINARY.items()):
@@ -86,11 +86,11 @@ def format_quantity(size_bytes: int) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """A size for people, three significant digits or so: '0 B', '1.5 KiB', '512 MiB'."""
+    """Return a size for people, with about three significant digits: '0 B', '1.5 KiB', '512 MiB'."""
     size = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        # 1023.95 would print as "1024.0": it belongs to the next unit.
+        # 1023.95 would be printed as "1024.0", so it belongs to the next unit.
         if size < 1023.95:
             digits = 0 if unit == "B" or size >= 100 or size == int(size) else 1
             return f"{sign}{size:.{digits}f}".removesuffix(".0") + f" {unit}"
@@ -99,12 +99,12 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_count(number: int, what: str) -> str:
-    """A number of things for people: '1 file', '2,000 files'."""
+    """Return a number of things for people: '1 file', '2,000 files'."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def parse_duration(value: str | int | float) -> float:
-    """Seconds from '250ms', '1h30m', '60' or a number; never negative."""
+    """Return the seconds in '250ms', '1h30m', '60' or a number; never negative."""
     if isinstance(value, bool):
         raise ValueError("must be a duration such as 1s")
     if isinstance(value, str):
@@ -123,7 +123,7 @@ def _duration_text(text: str) -> Fraction:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration that parse_duration reads, exact to the millisecond: 5400 -> '1h30m', 0.25 -> '250ms'."""
+    """Return a duration that parse_duration reads, exact to the millisecond: 5400 -> '1h30m', 0.25 -> '250ms'."""
     milliseconds = round(seconds * 1000)
     text = ""
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
@@ -133,7 +133,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_roughly(seconds: float) -> str:
-    """A duration in the words of a person: '40 seconds', '7 minutes', '3 hours', '2 days'."""
+    """Return an approximate duration for people: '40 seconds', '7 minutes', '3 hours', '2 days'."""
     for unit, size, until in (("second", 1, 120), ("minute", 60, 7200), ("hour", 3600, 48 * 3600)):
         if abs(seconds) < until:
             return format_count(round(abs(seconds) / size), unit)

@@ -1,1 +1,1 @@
-"""The command: `datastore` and `kubectl-datastore`. One file per verb; another process serves the mount."""
+"""The command `datastore`, also installed as `kubectl-datastore`. One file per verb; another process serves a mount."""

@@ -41,14 +41,14 @@ VERBS = {
     "crd": "crd:crd_command",
     "version": "version:version_command",
 }
-"""Where each verb is: a module of this package, and its function or the verbs below it. In the order of --help."""
+"""Where each verb is: a module of this package, and the function or typer application in it. In the order of --help."""
 _HIDDEN = "unmount"
 _STARTS_ANOTHER = "run"
-"""Its options end where the other command begins."""
+"""The options of this verb end where the command that it runs begins."""
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
-    """The application, with no more than the verb that the arguments name: to import all takes half a second."""
+    """Return the application; if the arguments begin with a verb, only with that: importing all takes half a second."""
     app = typer.Typer(
         name="datastore",
         help=HELP,
@@ -69,14 +69,14 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
 
 def run(arguments: Sequence[str]) -> object:
-    """Run a verb with its arguments; its exit code, or None. Raises what the verb raises."""
+    """Run a verb with its arguments and return its exit code, or None. Errors: those of the verb."""
     return app_for(arguments)(list(arguments), standalone_mode=False)
 
 
 def exit_code_of(run_verb: Callable[[], object], came: Sequence[int] = ()) -> int:
-    """Run a verb; whatever it raises becomes one line on standard error. Tracebacks only with DATASTORE_DEBUG=1.
+    """Run a verb; return its exit code. An error is printed as one line, and with a traceback if DATASTORE_DEBUG=1.
 
-    came: see signals.keyboard().
+    came: the SIGINTs that have come, as signals.keyboard() yields them.
     """
     try:
         code = run_verb()
@@ -88,13 +88,13 @@ def exit_code_of(run_verb: Callable[[], object], came: Sequence[int] = ()) -> in
         fail("interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush it at exit.
+        # The reader of our output has closed the pipe; the interpreter must not try to flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.ERROR
     except Exception as error:
         if not came:
             return _failed(error)
-        fail("interrupted")  # what a library made of it does not matter
+        fail("interrupted")  # a library may have turned the KeyboardInterrupt into this error
         return ExitCode.INTERRUPTED
 
 
@@ -103,7 +103,7 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     describe = getattr(error, "format_message", None)
     if callable(describe):
-        # A usage error of typer: it says itself what is wrong. Without any argument it has shown the help already.
+        # A usage error of typer describes what is wrong. Without any argument, typer has shown the help already.
         if text := describe().replace("Value error, ", ""):
             fail(f"{text} (see --help)")
         return ExitCode.USAGE

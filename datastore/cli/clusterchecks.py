@@ -1,8 +1,7 @@
-"""A Datastore of a cluster, link by link: definition, controller, object, Secret, backend, claim, driver, mounts, pods.
+"""Checks of a Datastore in a cluster: definition, controller, object, Secret, backend, claim, driver, mounts, pods.
 
-Each link rests on those before it, so the walk ends at the first broken one, and then shows the last errors that the
-cluster recorded. What the user may not read is said and passed over. Reads only, and of a Secret only the names of its
-keys.
+Each check rests on those before it, so the first failure ends them; the last errors that the cluster recorded follow.
+What the user has no right to read is reported and skipped. Nothing is written; of a Secret only key names are used.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MOUNT_FAILURES = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
 class _Walk:
-    """One Datastore; each link is a method, and keeps what later ones need."""
+    """The checks of one Datastore, called links. Each is a method and may keep what later links need."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
@@ -127,7 +126,7 @@ class _Walk:
             yield bad("driver", f"CSIDriver {DRIVER} is missing", "kubectl apply -k manifests/")
 
     def mounts(self) -> Iterator[Finding]:
-        """Mount daemon, node plugin and mount, on the nodes of the pods that use it."""
+        """Check the mount daemon, the node plugin and the mount on the nodes of the pods that use the Datastore."""
         if not self._ours():
             return
         users = self._users()
@@ -156,18 +155,18 @@ class _Walk:
             yield ok("pods", f"used by {', '.join(pod['metadata']['name'] for pod in users[:5])}")
 
     def last_errors(self) -> Iterator[Finding]:
-        """The newest warnings about the Datastore, its claim and its pods."""
+        """Report the newest warning events about the Datastore, its claim and its pods."""
         names = {"Datastore": {self._name}, "PersistentVolumeClaim": {self._claim_name()}}
         names["Pod"] = {pod["metadata"]["name"] for pod in self._users()}
         told = [event for kind, named in names.items() for event in self._warned(kind, named)]
-        # Two conditions that fail for one reason are one error.
+        # Keep only the newest event for an object and a reason: two conditions may fail for the same reason.
         newest = {(each["involvedObject"]["name"], each.get("reason")): each for each in told}
         for event in sorted(newest.values(), key=_when)[-EVENTS_SHOWN:]:
             about = event["involvedObject"]
             yield warn("last errors", f"{_when(event)} {about.get('kind')} {about.get('name')}: {_said(event)}", "")
 
     def _elsewhere(self) -> Finding:
-        """There is no such Datastore here; perhaps there is one in another namespace."""
+        """Return the finding that this namespace has no such Datastore, and which other namespaces have one."""
         text = f"there is no Datastore {self._name} in this namespace"
         try:
             found = self._cluster.list(DATASTORES, namespace=EVERYWHERE)
@@ -186,20 +185,20 @@ class _Walk:
         return str((self._body.get("status") or {}).get("claimName", self._name)) if self._body else self._name
 
     def _users(self) -> list[Any]:
-        """Pods that have not ended and mount its claim."""
+        """Return the pods that mount the Datastore's claim and have not ended."""
         name = self._claim_name()
         ended = ("Succeeded", "Failed")
         return [pod for pod in self._cluster.list(PODS) if name in _claims(pod) and _phase(pod) not in ended]
 
     def _warned(self, kind: str, names: set[str]) -> list[Any]:
-        """Warnings about objects of a kind, the newest last."""
+        """Return the warning events about the named objects of a kind, the newest last."""
         about = [each for each in self._cluster.list(EVENTS) if each.get("type") == "Warning"]
         about = [each for each in about if each.get("involvedObject", {}).get("kind") == kind]
         return sorted((each for each in about if each["involvedObject"].get("name") in names), key=_when)
 
 
 def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
-    """Walk the links of a Datastore up to the first broken one, then the last errors."""
+    """Check the links of a Datastore up to the first broken one, then report the last errors."""
     walk = _Walk(cluster, name)
     for link in walk.links():
         broken = False
@@ -210,7 +209,7 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
                 if broken:
                     break
         except AccessDenied as error:
-            # Without the object there is nothing to walk on.
+            # The links that follow need the object.
             broken = link == walk.object
             yield (bad if broken else warn)(link.__name__, f"could not look: {error}", "ask an administrator to look")
         if broken:
@@ -236,7 +235,7 @@ def _phase(pod: Any) -> str:
 
 
 def _when(event: Any) -> str:
-    """RFC 3339; the scheduler's events have no lastTimestamp."""
+    """Return the event's time as RFC 3339 text. The scheduler's events have no lastTimestamp."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
 
 

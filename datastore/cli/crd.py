@@ -1,4 +1,4 @@
-"""`datastore crd`: what a cluster must know before `kubectl apply` of a Datastore."""
+"""`datastore crd`: the CustomResourceDefinitions that a cluster needs before `kubectl apply` of a Datastore."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _storage(manifest: Manifest, datastore: Datastore) -> Iterator[Finding]:
     if not isinstance(source, S3Location):
         yield warn(datastore.name, f"{source} is not asked yet", "mount it to find out")
         return
-    # Not at the top: the S3 libraries take a second to load, and only this verb needs them.
+    # Not imported at the top: the S3 libraries take a second to load, and are needed only here.
     from datastore.cli.storechecks import store_checks
 
     yield from store_checks(datastore.name, source, read_only=datastore.spec.read_only)

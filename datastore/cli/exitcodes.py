@@ -1,4 +1,4 @@
-"""What the exit codes mean, in one place; docs/reference/cli.md repeats the table and a test compares them."""
+"""The meaning of the exit codes; docs/reference/cli.md repeats the table, and a test compares the two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datastore.mounting.errors import Unsynced
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every verb. `run` otherwise passes on the code of its command."""
+    """Exit codes of every verb. A verb that runs a command, such as `run`, returns its code unless that is 0."""
 
     OK = 0
     ERROR = 1
@@ -47,7 +47,7 @@ _ACCESS = (errors.CredentialsInvalid, errors.AccessDenied, errors.ClockSkew)
 
 
 def exit_code_for(error: BaseException) -> ExitCode:
-    """The exit code of an error; total."""
+    """Return the exit code of an error. Every error has one."""
     if isinstance(error, errors.InvalidManifest | InvalidReference):
         return ExitCode.USAGE
     if isinstance(error, _ACCESS):

@@ -1,4 +1,4 @@
-"""What `doctor` finds: one line each, with what to do about it."""
+"""The findings of `doctor`: one line for each check, with what to do about a problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datastore.cli.exitcodes import ExitCode
 
 
 class Level(StrEnum):
-    """fail: it can't work; warn: it works, less well or not for everyone."""
+    """fail: what is checked can't work; warn: it works, but less well than it could or not for every user."""
 
     OK = "ok"
     WARN = "warn"
@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check. todo: what a person can do, '' when nothing needs doing. code: exit code of a failure."""
+    """The result of one check. todo: what the user can do, '' if nothing need be done. code: exit code of a failure."""
 
     check: str
     level: Level
@@ -28,15 +28,15 @@ class Finding:
 
 
 def ok(check: str, text: str) -> Finding:
-    """All is well."""
+    """Return the finding of a check that passed."""
     return Finding(check, Level.OK, text)
 
 
 def warn(check: str, text: str, todo: str) -> Finding:
-    """Not as good as it could be."""
+    """Return a finding about something that works, but less well than it could."""
     return Finding(check, Level.WARN, text, todo)
 
 
 def bad(check: str, text: str, todo: str, code: ExitCode = ExitCode.ERROR) -> Finding:
-    """Can't work this way."""
+    """Return a finding about something that can't work as it is."""
     return Finding(check, Level.FAIL, text, todo, code)

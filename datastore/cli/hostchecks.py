@@ -1,6 +1,6 @@
-"""What a machine needs for mounts: kernel, /dev/fuse, fusermount3, packages, disk space, and no dead mounts.
+"""Checks of what a machine needs for mounts: kernel, /dev/fuse, fusermount3, packages, disk space, no dead mounts.
 
-Each check reads one fact through a small argument, so that tests can state the fact.
+Most checks take the fact, or the path to read it from, as an argument, so that tests can choose it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from datastore.units import format_size
 FAST_KERNEL = (6, 9)
 """FUSE passthrough and FUSE_NOTIFY_RESEND came with Linux 6.9."""
 OLDEST_KERNEL = (5, 4)
-"""FUSE protocol 7.31; max_pages (1 MiB requests) came with 4.20."""
+"""Linux 5.4 has FUSE protocol 7.31; max_pages (requests of 1 MiB) came with Linux 4.20."""
 ANSWER_S = 2.0
-"""A mount that lives answers a statfs from memory."""
+"""How long a mount may take to answer a statfs; a live mount answers from memory."""
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 PACKAGES = ("botocore", "isal", "pydantic", "rich", "typer", "yaml")
 
 
 def host_checks(cache_dir: Path, cache_size_bytes: int) -> Iterator[Finding]:
-    """All checks of this machine; none touches the network."""
+    """Run all checks of this machine. The network is used only to ping the servers of the kernel's NFS mounts."""
     yield check_packages()
     if sys.platform.startswith("linux"):
         plain = os.geteuid() != 0
@@ -49,7 +49,7 @@ def host_checks(cache_dir: Path, cache_size_bytes: int) -> Iterator[Finding]:
 
 
 def check_packages() -> Finding:
-    """The libraries the mount server needs."""
+    """Check that the libraries the mount server needs are installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         return bad("packages", f"missing: {', '.join(missing)}", "install kube-datastore again with pip or pipx")
@@ -57,7 +57,7 @@ def check_packages() -> Finding:
 
 
 def check_kernel(release: str) -> Finding:
-    """What the kernel's FUSE can do, by its version."""
+    """Check by the kernel's version what its FUSE can do."""
     found = re.match(r"(\d+)\.(\d+)", release)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if version < OLDEST_KERNEL:
@@ -69,7 +69,7 @@ def check_kernel(release: str) -> Finding:
 
 
 def check_device(device: Path, *, plain: bool) -> Finding:
-    """Whether /dev/fuse is there, and for whom."""
+    """Check that /dev/fuse is there, and who may open it. plain: this user is not root."""
     try:
         mode = stat.S_IMODE(device.stat().st_mode)
     except OSError:
@@ -85,7 +85,7 @@ def check_device(device: Path, *, plain: bool) -> Finding:
 
 
 def check_fusermount(program: str | None, *, plain: bool) -> Finding:
-    """Plain users mount with the help of a setuid program; root needs none."""
+    """Check the setuid program that plain users need to mount; root does not need it. plain: this user is not root."""
     todo = "install fuse3 (apt install fuse3, dnf install fuse3)"
     if program is None:
         if plain:
@@ -99,19 +99,19 @@ def check_fusermount(program: str | None, *, plain: bool) -> Finding:
 
 
 def check_allow_other(config: Path) -> Finding:
-    """Whether plain users may use --allow-other."""
+    """Check whether plain users may use --allow-other."""
     try:
         allowed = any(line.strip() == "user_allow_other" for line in config.read_text(errors="replace").splitlines())
     except OSError:
         allowed = False
     if allowed:
         return ok("allow_other", f"{config} has user_allow_other")
-    # Not a warning: it is the safe default, and only --allow-other needs it.
+    # Not a warning: its absence is the safe default, and only --allow-other needs user_allow_other.
     return ok("allow_other", f"{config} has no user_allow_other: --allow-other is for root only")
 
 
 def check_libfuse(installed: bool) -> Finding:
-    """Outside Linux a mount goes through libfuse."""
+    """Check for mfusepy, as outside Linux a mount goes through libfuse."""
     if not installed:
         todo = "pip install 'kube-datastore[libfuse]', and install macFUSE or FUSE-T"
         return bad("libfuse", "mfusepy is not installed", todo, ExitCode.MOUNT)
@@ -119,7 +119,7 @@ def check_libfuse(installed: bool) -> Finding:
 
 
 def check_disk(cache_dir: Path, wanted_bytes: int) -> Finding:
-    """Whether the cache has the room it was given."""
+    """Check that the cache directory can be written and its disk has the room that the cache may take."""
     place = next(each for each in (cache_dir, *cache_dir.parents) if each.is_dir())
     free = shutil.disk_usage(place).free
     text = f"{format_size(free)} free for {cache_dir}, which may take {format_size(wanted_bytes)}"
@@ -132,7 +132,7 @@ def check_disk(cache_dir: Path, wanted_bytes: int) -> Finding:
 
 
 def check_mounts() -> Iterator[Finding]:
-    """The mounts of this user: crashed ones, silent ones, and files that failed to upload."""
+    """Check for mounts that crashed, hang or have no record of this user, and for files that are not uploaded."""
     records = all_records()
     for record in records:
         seen = inspect(record)
@@ -155,7 +155,7 @@ def check_mounts() -> Iterator[Finding]:
 
 
 def check_orphan(mountpoint: str) -> Finding:
-    """A Datastore mount of which this user has no record: another user's, or one whose state directory is gone."""
+    """Check a Datastore mount without a record of this user: another user's, or one whose state directory is gone."""
     text = f"{mountpoint}: a Datastore mount that this user has no record of"
     error = _error_of(mountpoint)
     if error == 0:
@@ -168,7 +168,7 @@ def check_orphan(mountpoint: str) -> Finding:
 
 
 def _error_of(mountpoint: str) -> int | None:
-    """The errno of a look at a mount, 0 when it answers; None: not within ANSWER_S."""
+    """Return the errno of a statvfs of a mount, 0 when it succeeds, None when no answer came within ANSWER_S."""
     seen: list[int] = []
 
     def look() -> None:
@@ -179,7 +179,7 @@ def _error_of(mountpoint: str) -> int | None:
         else:
             seen.append(0)
 
-    # A mount that hangs keeps whoever looks at it: a thread that the command need not wait for.
+    # statvfs of a mount that hangs does not return: a daemon thread calls it, which the command need not wait for.
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(ANSWER_S)

@@ -1,4 +1,4 @@
-"""The state of each mount as `list` and `status` show it: from its server, or from what a dead one left."""
+"""The state of each mount as `list` and `status` show it: from its server, or from what a dead server left on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHOUT_SUPERVISOR = {"supervisorPid": 0, "restart": "not possible: no supervis
 
 
 def inspect(record: MountRecord) -> dict[str, Any]:
-    """Everything known of one mount; `state` is one of the five words above."""
+    """Return everything known of a mount; `state` is MOUNTED, CRASHED, HANGING, UNMOUNTED or DETACHED."""
     told: Mapping[str, Any] = {}
     if record.in_kernel:
         state = MOUNTED if mounttable.mounted_at(record.mountpoint) else UNMOUNTED
@@ -61,11 +61,11 @@ _WHY = {
     "local": "a directory of this machine is shown at another place",
 }
 _TRANSPORTS = {"nfs": "libnfs", "local": "bind"}
-"""Where it is not called as the scheme of the location."""
+"""The transports whose name is not the scheme of the location, by that scheme."""
 
 
 def via(record: MountRecord) -> dict[str, str]:
-    """By which transport the storage is reached, and why by that one."""
+    """Return by which transport the storage is reached, and why by that one."""
     scheme = record.location.partition(":")[0]
     if record.in_kernel == "nfs":
         which = kernelnfs.version(record.mountpoint)
@@ -84,7 +84,7 @@ def _why_libnfs() -> str:
 
 
 def storage_words(seen: Mapping[str, Any]) -> str:
-    """What a person has to know of the storage of a mount; '' when it answers."""
+    """Return what the user has to know of a mount's storage: that it does not answer and why, or '' when it answers."""
     silent = seen.get("storage")
     if not silent:
         return ""
@@ -95,20 +95,20 @@ def storage_words(seen: Mapping[str, Any]) -> str:
 
 
 def state_words(seen: Mapping[str, Any]) -> str:
-    """The state, and in few words whether the storage answers."""
+    """Return the mount's state and, while its storage does not answer, a few words about that."""
     silent = seen.get("storage")
     return f"{seen['state']}, {_silence(silent)}" if silent else seen["state"]
 
 
 def _silence(silent: Mapping[str, Any]) -> str:
-    """Since when is said only where somebody watches the storage."""
+    """Say that the storage does not answer, and since when if the mount has a server of ours that watches it."""
     if "since" in silent:
         return f"storage has not answered since {_clock(silent['since'])}"
     return "storage does not answer"
 
 
 def _clock(unix_s: float) -> str:
-    """The local time, with the day where that is not clear."""
+    """Return the local time, with the date if it is half a day ago or longer."""
     form = "%H:%M:%S" if time.time() - unix_s < _DAY_S / 2 else "%Y-%m-%d %H:%M:%S"
     return time.strftime(form, time.localtime(unix_s))
 
@@ -125,19 +125,19 @@ def _processes(record: MountRecord) -> dict[str, Any]:
 
 
 def dirty_files(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The files that are not uploaded, whatever else a status holds."""
+    """Return the files that are not uploaded, from a server's status; malformed entries are left out."""
     dirty = told.get("dirty")
     return [dict(each) for each in dirty if isinstance(each, Mapping)] if isinstance(dirty, list) else []
 
 
 def find(target: str) -> MountRecord:
-    """The mount that a person names by directory or by Datastore. Errors: DatastoreError with what there is."""
+    """Return the mount that the user names by directory or by Datastore. Errors: DatastoreError listing the mounts."""
     records = all_records()
     path = real_path(target)
     at_path = [each for each in records if each.mountpoint == path]
     by_path = [each for each in at_path if each.pids or each.in_kernel] or at_path
     named = by_path or [each for each in records if each.name == target]
-    # What is mounted goes before what was, and left changes behind.
+    # A mount goes before one that has ended and left changes that are not uploaded.
     named = [each for each in named if not each.ended] or named
     if len(named) == 1:
         return named[0]
@@ -149,7 +149,7 @@ def find(target: str) -> MountRecord:
 
 
 def containing(path: str) -> tuple[MountRecord, str] | None:
-    """The mount that holds a path, and the path within it."""
+    """Return the mount that a path is in, and the path below its mount point; None if there is none."""
     whole = real_path(path)
     for record in all_records():
         if whole == record.mountpoint or whole.startswith(record.mountpoint + os.sep):
@@ -158,7 +158,7 @@ def containing(path: str) -> tuple[MountRecord, str] | None:
 
 
 def complete_mounted(incomplete: str) -> list[str]:
-    """For shell completion: names and directories of mounts."""
+    """Return names and directories of mounts, for shell completion."""
     known = {text for record in all_records() for text in (record.name, record.mountpoint)}
     return sorted(each for each in known if each.startswith(incomplete))
 

@@ -1,4 +1,4 @@
-"""The front door. What a mount needs is started before the rest is imported, which takes a third of a second."""
+"""The entry point. A mount's supervisor is started before the rest is imported, which takes a third of a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """A verb with its arguments; the exit code."""
+    """Run a verb with its arguments and return the exit code."""
     with keyboard() as came:
         try:
             launch.begin(arguments)
@@ -29,16 +29,16 @@ def run(arguments: list[str]) -> int:
         except BaseException:
             if not came:
                 raise
-            sys.stderr.write("error: interrupted\n")  # while it imported
+            sys.stderr.write("error: interrupted\n")  # SIGINT came during the import
             return _INTERRUPTED
 
 
 def leave(code: int) -> NoReturn:
-    """End at once: taking the imported libraries apart, one object after the other, would cost another 40 ms."""
+    """Flush the output and end at once: taking the imported libraries apart one by one would cost another 40 ms."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        pass  # whoever read our output has seen enough
+        pass  # the reader of our output has closed the pipe
     except OSError as error:
         sys.stderr.write(f"error: standard output: {error.strerror}\n")
         code = code or _ERROR

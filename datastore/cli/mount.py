@@ -83,7 +83,7 @@ def mount_command(
 
 
 def choose(manifest: Manifest, name: str | None, directory: str | None) -> tuple[Datastore, str]:
-    """Which Datastore, and where. A lone argument with a '/' is the directory: no Datastore has one in its name."""
+    """Return the Datastore and its directory. A lone argument with a '/' is the directory: no name has a '/'."""
     if name is not None and directory is None and (os.sep in name or name in (".", "..")):
         name, directory = None, name
     datastore = manifest.pick(name)
@@ -91,7 +91,7 @@ def choose(manifest: Manifest, name: str | None, directory: str | None) -> tuple
 
 
 def say_credentials(manifest: Manifest, datastore: Datastore) -> None:
-    """The Secret is in the cluster only: say whose keys are used here."""
+    """Note that the user's own keys are used, if the Datastore names a Secret but the manifest holds none."""
     if uses_own_credentials(manifest, datastore):
         wanted, whose = datastore.spec.credentials_secret, "AWS credentials" if datastore.spec.s3 else "SSH keys"
         note(f"{manifest.source} holds no Secret {wanted}; your own {whose} are used for {datastore.name}")
@@ -121,13 +121,13 @@ def _stay(record: MountRecord, watch: SignalWatch) -> ExitCode:
     try:
         return end_mount(record, watch)
     except Unsynced:
-        # What could not be uploaded now is kept on disk; staying mounted would not send it either.
+        # What could not be uploaded now is kept on disk; staying mounted would not upload it either.
         unmounting.unmount(record, force=True, detach=True, say=note)
         raise
 
 
 def end_mount(record: MountRecord, watch: SignalWatch) -> ExitCode:
-    """Upload and unmount what was mounted for a command; DETACHED, with a word to the person, when it is still used."""
+    """Upload what is left and unmount; return DETACHED, and note who uses the directory, when it is still in use."""
     users = unmounting.unmount(record, watch, detach=True, say=note)
     if not users:
         return ExitCode.OK

@@ -19,14 +19,14 @@ from datastore.units import format_quantity, parse_quantity, parse_umask
 
 
 class TransportChoice(StrEnum):
-    """Who speaks to the kernel."""
+    """What speaks the FUSE protocol with the kernel: our own engine, or libfuse."""
 
     KERNEL = "kernel"
     LIBFUSE = "libfuse"
 
 
 NO_ID = (1 << 32) - 1
-"""What chown(2) takes for "leave it as it is"."""
+"""The id by which chown(2) is told to leave the owner or group unchanged; no user or group has it."""
 DEFAULT_TRANSPORT = TransportChoice.KERNEL if sys.platform.startswith("linux") else TransportChoice.LIBFUSE
 
 ReadOnly = Annotated[bool, typer.Option("--read-only", "-r", help="Refuse every change, whatever the manifest says.")]
@@ -40,7 +40,7 @@ Metrics = Annotated[
     str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there, e.g. 127.0.0.1:9464.")
 ]
 DEFAULT_MEMORY = "512Mi"
-"""Below, the interpreter and its threads alone would be over the ceiling soon."""
+"""The default of --memory. Below 192Mi, the least, the interpreter and its threads alone would soon need more."""
 Memory = Annotated[
     str,
     typer.Option("--memory", metavar="SIZE", help="Most memory that the mount's server takes; 192Mi at least."),
@@ -64,7 +64,7 @@ def mount_options(
     gid: str = "",
     umask: str = "",
 ) -> MountOptions:
-    """The options as the resolver takes them. Errors: typer.BadParameter."""
+    """Return the options in the resolver's form. Errors: typer.BadParameter."""
     kind = "kernel" if transport is TransportChoice.KERNEL else "libfuse"
     return MountOptions(
         read_only=read_only,
@@ -79,9 +79,9 @@ def mount_options(
 
 
 def complete_datastores(context: typer.Context, incomplete: str) -> list[str]:
-    """For shell completion: the names in the file that was named before."""
+    """Return the names of the Datastores in the FILE of the command line, for shell completion."""
     file = context.params.get("file")
-    if not file or file == "-":  # standard input is the person's terminal now
+    if not file or file == "-":  # during completion, standard input is the user's terminal
         return []
     try:
         manifest = load(file)

@@ -1,7 +1,7 @@
-"""`mount -t datastore` and `umount`: the programs that mount(8) and umount(8) call, and so fstab and systemd.
+"""The helpers that mount(8) and umount(8) call for `mount -t datastore` and `umount`, so for fstab and systemd too.
 
-Found by their names, mount.datastore and umount.fuse.datastore, in /sbin. What they are called with and what their exit
-codes mean: mount(8) and umount(8), "external helpers" and "exit status".
+mount(8) and umount(8) find them in /sbin by their names, mount.datastore and umount.fuse.datastore; "external helpers"
+and "exit status" in those manual pages describe their arguments and exit codes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _USAGE_OF_OURS = 2
 _FLAGS = {"ro": "--read-only", "allow_other": "--allow-other"}
 _VALUES = {name: f"--{name}" for name in ("uid", "gid", "umask", "memory", "metrics", "transport")}
 _NOT_OURS = {
-    *("rw", "defaults", "auto", "noauto", "nofail", "_netdev", "async", "exec"),  # of the table, or what we do
-    *("nodev", "nosuid"),  # as every mount of ours is
-    *("atime", "noatime", "relatime", "norelatime", "diratime", "nodiratime"),  # reading changes no time
+    *("rw", "defaults", "auto", "noauto", "nofail", "_netdev", "async", "exec"),  # for fstab, or what we do anyway
+    *("nodev", "nosuid"),  # true of every mount of ours
+    *("atime", "noatime", "relatime", "norelatime", "diratime", "nodiratime"),  # reading never changes a file's times
 }
 _NOT_OURS_BEGIN = ("x-", "X-", "comment=")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """The exit code that mount(8) has for this."""
+        """End with the exit code that mount(8) has for wrong usage."""
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def mount_arguments(file: str, directory: str, options: Iterable[str], *, sloppy: bool = False) -> list[str]:
-    """The `datastore mount` that is meant. Errors: ValueError naming an option that there is not."""
+    """Return the arguments for `datastore mount`. Errors: ValueError naming an unknown option, unless sloppy."""
     name: list[str] = []
     given: list[str] = []
     for option in options:
@@ -53,7 +53,7 @@ def mount_arguments(file: str, directory: str, options: Iterable[str], *, sloppy
 
 
 def mount() -> NoReturn:
-    """mount.datastore FILE DIR [-sfnv] [-o OPTIONS]"""
+    """Run `mount.datastore FILE DIR [-sfnv] [-o OPTIONS]`."""
     parser = _Parser(prog="mount.datastore", description="Mount a Datastore; called by mount -t datastore.")
     parser.add_argument("file", help="YAML file with the Datastore")
     parser.add_argument("directory")
@@ -77,7 +77,7 @@ def mount() -> NoReturn:
 
 
 def _is_there(arguments: list[str], directory: str) -> bool:
-    """Whether this Datastore is mounted there already: `mount --all` may be repeated."""
+    """Return whether this Datastore is mounted there already, so that `mount --all` can be repeated."""
     there = record_at(real_path(directory))
     if there is None or not there.pids:
         return False
@@ -85,11 +85,11 @@ def _is_there(arguments: list[str], directory: str) -> bool:
     try:
         return load(file).pick(*name).name == there.name
     except DatastoreError:
-        return False  # the mount says what is wrong
+        return False  # `datastore mount` reports this error next
 
 
 def umount() -> NoReturn:
-    """umount.fuse.datastore DIR [-flnrv]: uploads what is left, as `datastore umount` does."""
+    """Run `umount.fuse.datastore DIR [-flnrv]`. Without -l it uploads what is left, as `datastore umount` does."""
     parser = _Parser(prog="umount.fuse.datastore", description="Unmount a Datastore; called by umount.")
     parser.add_argument("directory")
     parser.add_argument("-f", dest="force", action="store_true", help="as datastore umount --force")
@@ -99,7 +99,7 @@ def umount() -> NoReturn:
     parser.add_argument("-t", metavar="TYPE", help="does nothing")
     asked = parser.parse_intermixed_args()
     if asked.lazy or record_at(real_path(asked.directory)) is None:
-        # Without --internal-only it would call us again.
+        # Without --internal-only, umount(8) would call this helper again.
         leave(subprocess.call(["umount", "--internal-only", *["--lazy"] * asked.lazy, "--", asked.directory]))
     leave(_exit_status(run(["umount", *["--force"] * asked.force, "--", asked.directory])))
 

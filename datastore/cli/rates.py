@@ -1,4 +1,4 @@
-"""From two looks at a mount to what it did in between. Pure; the counters are those of `status -o json`."""
+"""What a mount did between two looks at its counters, which are those of `status -o json`. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLUMNS = (
 
 
 def rates(before: Seen | None, after: Seen, seconds: float) -> dict[str, Any]:
-    """One row of `top`. before: None, or of another server, whose counters began at 0 as well.
+    """Return one row of `top`. If before is None or of another server, the counters of `after` began at 0.
 
-    hitRate, p50Seconds and p99Seconds are None where nothing was asked for; errors counts since the server started.
+    hitRate, p50Seconds and p99Seconds are None when nothing was measured; errors counts since the server started.
     """
     base: Seen = before if before is not None and before.get("serverPid") == after.get("serverPid") else {}
 
@@ -49,7 +49,7 @@ def rates(before: Seen | None, after: Seen, seconds: float) -> dict[str, Any]:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """A row for people, under COLUMNS."""
+    """Return the cells of a row for people, in the order of COLUMNS."""
     hit_rate = row["hitRate"]
     dirty = f"{row['dirtyFiles']} ({format_size(row['dirtyBytes'])})" if row["dirtyFiles"] else "0"
     return [
@@ -69,7 +69,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def short_time(seconds: float | None) -> str:
-    """A latency for people: '12 us', '3.4 ms', '2.1 s', '-'."""
+    """Return a latency for people: '12 us', '3.4 ms', '2.1 s', or '-' if it is unknown."""
     if seconds is None:
         return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -1,4 +1,4 @@
-"""`kubectl datastore remove-finalizer NAME`: let a Datastore go whose deletion is stuck; its data stays where it is."""
+"""`kubectl datastore remove-finalizer NAME`: free a Datastore whose deletion is stuck; its data stays where it is."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def remove_finalizer_command(
         note(f"Datastore {name} does not wait for us; other finalizers: {', '.join(finalizers) or 'none'}")
         return
     place = finalizers.index(FINALIZER)
-    # With a test, so that nobody else's finalizer goes when the list has changed meanwhile.
+    # The test keeps the patch from removing another finalizer if the list has changed since it was read.
     patch = [
         {"op": "test", "path": f"/metadata/finalizers/{place}", "value": FINALIZER},
         {"op": "remove", "path": f"/metadata/finalizers/{place}"},

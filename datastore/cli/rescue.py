@@ -22,7 +22,7 @@ from datastore.units import format_size
 
 DISCARD_TIMEOUT_S = 60.0
 RETRY_TIMEOUT_S = 3600.0
-"""As a mount server gives itself to send all."""
+"""The time that a mount server itself allows for uploading everything (its FLUSH_TIMEOUT_S)."""
 
 
 def unsent_command(
@@ -70,7 +70,7 @@ def _state(each: dict[str, Any]) -> str:
 
 
 def _retry(record: MountRecord) -> None:
-    """Errors: Unsynced with what is still not uploaded; Interrupted, upon which the server goes on."""
+    """Have the server upload all files. Errors: Unsynced with what is left; Interrupted, but the server goes on."""
     if not record.pids:
         raise DatastoreError(f"{record.mountpoint}: is not mounted; mounting it there again uploads what is left")
     with watching() as watch, controlclient.connected(record.state_dir) as connection:
@@ -84,7 +84,7 @@ def _retry(record: MountRecord) -> None:
 
 
 def _save(record: MountRecord, directory: Path) -> None:
-    """Copy each file; none is overwritten. Errors: DatastoreError naming the first that could not be copied."""
+    """Copy each file below the directory. Errors: DatastoreError naming the first file that exists already; OSError."""
     files = unsent.unsent_files(record.state_dir)
     for each in files:
         target = directory / each["path"].lstrip("/")

@@ -14,7 +14,7 @@ from datastore.errors import DatastoreError, MountFailed
 from datastore.mounting.records import MountRecord, is_server, read_record
 
 RESTART_TIMEOUT_S = 360.0
-"""The supervisor gives a new server 300 s, since it first ends the renames that the old one began."""
+"""More than the 300 s that the supervisor gives a new server, which first ends the renames that the old one began."""
 _POLL_S = 0.02
 LIBFUSE = "it is mounted with --transport libfuse, which can't hand requests from one mount server to the next"
 OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
@@ -49,7 +49,7 @@ def _check(record: MountRecord) -> None:
 
 
 def _replaced(record: MountRecord) -> MountRecord:
-    """The record once a new server answers."""
+    """Wait for a new server and return the mount's record then. Errors: MountFailed."""
     end = time.monotonic() + RESTART_TIMEOUT_S
     while time.monotonic() < end:
         now = read_record(record.state_dir)

@@ -87,11 +87,11 @@ def _parse_mount(text: str) -> tuple[str, str]:
 
 
 def run_to_the_end(command: list[str], watch: SignalWatch, variables: Mapping[str, str] | None = None) -> int:
-    """Run to the end, passing signals on; 128 + N when signal N ended it. variables: more of its environment."""
+    """Run a command and pass signals on; return its exit code, 128 + N after signal N. variables: extra environment."""
     try:
         process = subprocess.Popen(command, env={**os.environ, **(variables or {})})
     except FileNotFoundError as error:
-        # It can also be the interpreter of a script that is missing; the name says which.
+        # The error names the command, even if what is missing is the interpreter of a script.
         fail(f"{error.filename or command[0]}: no such command")
         return ExitCode.COMMAND_NOT_FOUND
     except OSError as error:
@@ -107,7 +107,7 @@ def run_to_the_end(command: list[str], watch: SignalWatch, variables: Mapping[st
 
 
 def _terminal_sends_sigint() -> bool:
-    """Whether Ctrl-C reaches the command without us: then a second one from us could make it stop the hard way."""
+    """Return whether Ctrl-C reaches the command without us; a second SIGINT could make it stop without cleanup."""
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):
@@ -115,11 +115,11 @@ def _terminal_sends_sigint() -> bool:
 
 
 def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
-    """Upload and unmount all, the last first, and say of each what is left.
+    """Upload the changes of all mounts and unmount them, the last one first; report what fails.
 
-    RUN_UNSYNCED when changes could not be uploaded, else DETACHED when a directory is still used.
+    Return RUN_UNSYNCED when an upload or unmount failed, else DETACHED when a directory is still used, else OK.
     """
-    # A signal that ended the command is not meant for what follows; the next one is.
+    # Signals that came before are not meant for the unmounting; later ones are.
     while watch.take() is not None:
         pass
     ended = ExitCode.OK
@@ -135,7 +135,7 @@ def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
 
 
 def _force(record: MountRecord) -> None:
-    """Leave no mount behind, whatever was wrong; what is not uploaded is on disk."""
+    """Unmount by force after a failure, so that no mount is left; what is not uploaded is kept on disk."""
     if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:

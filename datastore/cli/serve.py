@@ -37,7 +37,7 @@ ENGINES = ("podman", "docker")
 
 
 class Server(NamedTuple):
-    """What runs. as_another_user: it reads the mount as somebody else."""
+    """The command that serves. as_another_user: it reads the mount as another user, who must be let in."""
 
     command: list[str]
     as_another_user: bool = False
@@ -86,7 +86,7 @@ def _run(
     protocol: str,
     image: str,
 ) -> int:
-    """Mount the version, run the server until it ends, unmount; the exit code."""
+    """Mount the version, run the server until it ends, and unmount; return the exit code."""
     model, number = manifest.model, manifest.version
     folder = Path(tempfile.mkdtemp(prefix="datastore-serve-"))
     # TensorFlow Serving looks for numbered directories below the one that it is given.
@@ -117,7 +117,7 @@ def _run(
 
 @contextmanager
 def _in_use(models: Models, model: str, number: int) -> Iterator[None]:
-    """Says in the store that the version is served, as long as the block runs; notes a store that can't be written."""
+    """Record in the store that the version is served while the block runs; if that fails, only print a note."""
     use = Use(id=f"serve-{secrets.token_hex(8)}", who=f"datastore serve on {socket.gethostname()}", process=identity())
     try:
         models.add_use(model, number, use)
@@ -135,7 +135,7 @@ def _in_use(models: Models, model: str, number: int) -> Iterator[None]:
 
 
 def default_server(place: Path, port: int, protocol: str, image: str) -> Server:
-    """TensorFlow Serving of this machine, else the image by podman or docker. Errors: DatastoreError."""
+    """Return TensorFlow Serving, if installed, else its image run by podman or docker. Errors: DatastoreError."""
     if image == DEFAULT_IMAGE and (found := shutil.which(PROGRAM)):
         grpc, http = (port, 0) if protocol == "grpc" else (0, port)
         ports = [f"--port={grpc}", f"--rest_api_port={http}"]
@@ -155,6 +155,6 @@ def default_server(place: Path, port: int, protocol: str, image: str) -> Server:
     }
     given = [f"--env={name}={value}" for name, value in variables.items()]
     shown = [f"--publish={port}:{inside}", f"--volume={place}:{DEFAULT_PATH}:ro"]
-    # A plain user's podman shows the files to its containers as that user's own.
+    # The containers of a plain user's podman read the files as that user.
     as_another_user = os.getuid() == 0 or engine.endswith("docker")
     return Server([engine, "run", "--rm", "--init", *shown, *given, image], as_another_user)

@@ -42,7 +42,7 @@ def status_command(
 
 
 _SHOWN_FILES = 10
-"""Of those that are not uploaded, unless all is asked for."""
+"""How many of a mount's files that are not uploaded are listed without --verbose."""
 
 
 def _short(seen: Mapping[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _line(text: str) -> str:
 
 
 _NO_FACTS = ("dirty", "name", "requests", "latency", "store")
-"""What has a table of its own."""
+"""The fields that are shown in a table of their own or, like the name, as a heading."""
 
 
 def _text(seen: Mapping[str, Any]) -> str:
@@ -132,7 +132,7 @@ def _counts(by_class: Mapping[str, int]) -> str:
 
 
 def _print_dirty(seen: Mapping[str, Any], most: int | None) -> None:
-    """The first `most` of them, None: all."""
+    """Print a mount's files that are not uploaded: the first `most`, or all if that is None."""
     if not seen["dirty"]:
         return
     sys.stdout.write(f"\nnot uploaded yet, {seen['name']} at {seen['mountpoint']}:\n")

@@ -1,6 +1,6 @@
-"""Whether a Datastore's storage can be used from here: endpoint, credentials, bucket, permissions, clocks.
+"""Checks of whether a Datastore's storage can be used from here: endpoint, credentials, bucket, permissions, clocks.
 
-Writes one small object, and removes it, only when the Datastore is writable.
+They write one small object and remove it, but only if the Datastore is writable and the bucket has no object lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from datastore.units import format_roughly
 
 PROBE_DEADLINE_S = 5.0
 MAX_SKEW_S = 60.0
-"""Servers refuse 15 minutes; a minute already makes times of files misleading."""
+"""Servers refuse a skew of 15 minutes; a minute already makes the times of files misleading."""
 OBJECT_NAME = ".datastore-doctor-"
 
 _LOCKED = (
@@ -54,7 +54,7 @@ _ADVICE: dict[type[StoreError], str] = {
 
 
 def store_checks(name: str, location: S3Location, *, read_only: bool) -> Iterator[Finding]:
-    """The checks of one Datastore; each network call is bounded by the S3 adapter's deadlines."""
+    """Run the checks of one Datastore. The S3 adapter's deadlines bound each network call."""
     where = f"s3://{location.bucket}/{location.prefix} at {location.endpoint or 'AWS'}"
     try:
         seen = probe(location, deadline_s=PROBE_DEADLINE_S, writable=False)
@@ -97,7 +97,7 @@ def _check_writes(name: str, location: S3Location) -> Iterator[Finding]:
 
 
 def _is_locked(store: BlockingStore) -> bool:
-    """No where these keys may not ask."""
+    """Return whether the bucket has object lock; False where that can't be asked, or not with these keys."""
     try:
         return store.has_object_lock()
     except (AccessDenied, Unsupported):
@@ -105,7 +105,7 @@ def _is_locked(store: BlockingStore) -> bool:
 
 
 def check_skew(name: str, store: BlockingStore, key: str) -> Finding:
-    """How far our clock is from the server's, to about a second."""
+    """Check how far this machine's clock is from the server's, to about a second."""
     before = time.time()
     server_s = store.head(key).server_time_ns / 1e9
     if not server_s:

@@ -1,4 +1,4 @@
-"""`datastore top`: what all mounts do, again and again until Ctrl-C."""
+"""`datastore top`: what all mounts do, shown after each interval until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _look() -> dict[str, dict[str, Any]]:
 
 
 def _waited_out(watch: SignalWatch, seconds: float) -> bool:
-    """Whether a signal came within the interval: the way to end this."""
+    """Wait for the interval; return True at once when a signal comes, which ends the command."""
     end = time.monotonic() + seconds
     while (left_s := end - time.monotonic()) > 0:
         watch.wait([], left_s)
@@ -59,7 +59,7 @@ def _waited_out(watch: SignalWatch, seconds: float) -> bool:
 
 
 def _printer(output: Format, once: bool, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
-    """What shows a list of rows: a living table on a terminal, else lines."""
+    """Return the function that shows a list of rows: by a live table on a terminal, else by lines."""
     if output is Format.JSON:
         return print_json if once else _print_line
     if once or not sys.stdout.isatty():
@@ -83,6 +83,6 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
     for name in COLUMNS:
         table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "MOUNTPOINT")
     for row in rows:
-        # Text: a name with brackets is no markup.
+        # Text, so that rich does not take brackets in a name for markup.
         table.add_row(*(Text(one_line(cell)) for cell in cells(row)))
     return table

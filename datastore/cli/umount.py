@@ -58,13 +58,13 @@ def _unmount(record: MountRecord, watch: SignalWatch, force: bool, timeout_s: fl
 
 
 def _unmount_all(force: bool, timeout_s: float | None) -> ExitCode:
-    """One after the other, within timeout_s together. The code of the first that failed; each is said."""
+    """Unmount one mount after the other, within timeout_s in all; print each failure, return the first one's code."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     code = ExitCode.OK
     with watching() as watch:
         for record in all_records():
             if record.ended:
-                continue  # only what it could not upload is left of it
+                continue  # it is unmounted already; only changes that could not be uploaded are left
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 _unmount(record, watch, force, left_s)
@@ -77,7 +77,7 @@ def _unmount_all(force: bool, timeout_s: float | None) -> ExitCode:
 
 
 def _detached_orphan(target: str) -> bool:
-    """A mount of ours that nobody keeps a record of any more."""
+    """Unmount `target` if it is a Datastore mount that has no record any more; return whether it was one."""
     path = real_path(target)
     at = mounttable.mounted_at(path)
     if at is None or at.fstype != FSTYPE or any(each.mountpoint == path for each in all_records()):

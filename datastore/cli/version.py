@@ -27,11 +27,11 @@ def version_option(
         bool, typer.Option("--version", is_eager=True, callback=_print_and_end, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before a verb; the help text is the application's."""
+    """Take the options that stand before a verb; the help text is the application's, not this one."""
 
 
 def installed_version() -> str:
-    """The version of the installed distribution; a bare checkout has none."""
+    """Return the version of the installed distribution, or a text that says that this is a bare checkout."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

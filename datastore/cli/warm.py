@@ -1,4 +1,4 @@
-"""`datastore warm DIR|NAME [PATH]`: read ahead of time, with progress on standard error."""
+"""`datastore warm DIR|NAME [PATH]`: fill the cache ahead of time, with progress on standard error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datastore.mounting.signals import Interrupted, watching
 from datastore.units import format_size
 
 SILENCE_TIMEOUT_S = 900.0
-"""Longest time without a word: the listing comes first; 3 million objects are 3,000 pages of 0.3 s."""
+"""Longest time without progress. The server lists first, silently: 3 million objects are 3,000 pages of 0.3 s."""
 
 
 def warm_command(
@@ -40,7 +40,7 @@ def _locate(target: str, path: str) -> tuple[MountRecord, str]:
     try:
         record, below = find(target), ""
     except DatastoreError:
-        # A directory inside a mount will do as well.
+        # The target may also be a directory inside a mount.
         if (found := containing(target)) is None:
             raise
         record, below = found
@@ -53,7 +53,7 @@ def _locate(target: str, path: str) -> tuple[MountRecord, str]:
 
 
 def _follow(record: MountRecord, path: str) -> dict[str, Any]:
-    """Progress until the end; the last counts. Errors: what the server reports; Interrupted."""
+    """Have the server fetch, show its progress, return the last counts. Errors: those that it reports; Interrupted."""
     last: dict[str, Any] = {}
     with watching() as watch, controlclient.connected(record.state_dir) as connection, _progress() as progress:
         task = progress.add_task("", files="", size="", total=None)

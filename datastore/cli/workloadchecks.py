@@ -1,4 +1,4 @@
-"""The pods that serve Datastores, on all nodes or on those that matter, and the mount of one volume on a node."""
+"""Checks of the pods that serve Datastores, on all nodes or given ones, and of one volume's mount on a node."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _SAMPLE = re.compile(r'^(\w+)\{volume="([^"]*)"\} (\S+)$', re.MULTILINE)
 
 
 class Cluster(Protocol):
-    """What is asked of the cluster; see datastore.kubeclient.KubeClient."""
+    """What the checks need of a client of the cluster, such as datastore.kubeclient.KubeClient."""
 
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Any:
-        """An object or None."""
+        """Return the object, or None if there is none."""
         ...
 
     def list(self, resource: Resource, *, namespace: str | None = None, selector: str = "") -> list[Any]:
-        """All objects, or those that the selector fits."""
+        """Return all objects, or those that match the label selector."""
         ...
 
     def text(self, path: str) -> str:
-        """The answer to a GET of this path."""
+        """Return the body of the answer to a GET of this path."""
         ...
 
 
 def pods_of(cluster: Cluster, component: str) -> list[Any]:
-    """In whatever namespace it was installed."""
+    """Return the pods of a component, in whatever namespace it was installed."""
     return cluster.list(PODS, selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
 
 
 def missing(cluster: Cluster, component: str) -> Finding:
-    """Why no pod of it runs, as far as the workload tells."""
+    """Return the finding that a component has no pod, with what its Deployment or DaemonSet says."""
     what = WORKLOADS[component]
     kind = DEPLOYMENTS if what.startswith("deployment/") else DAEMONSETS
     found = cluster.list(kind, selector=f"{PODS_OF}{component}", namespace=EVERYWHERE)
@@ -57,7 +57,7 @@ def missing(cluster: Cluster, component: str) -> Finding:
 
 
 def controller(cluster: Cluster, pods: list[Any]) -> Finding:
-    """Of its replicas one works."""
+    """Check that a pod of the controller is ready. One is enough: only one replica works at a time."""
     ready = [pod for pod in pods if is_ready(pod)]
     if not pods:
         return missing(cluster, "controller")
@@ -67,7 +67,7 @@ def controller(cluster: Cluster, pods: list[Any]) -> Finding:
 
 
 def on_nodes(cluster: Cluster, component: str, pods: list[Any], nodes: Iterable[str]) -> Iterator[Finding]:
-    """A DaemonSet. nodes: those that have to have a ready pod of it; none: any will do."""
+    """Check a DaemonSet. nodes: the nodes that need a ready pod of it; if empty, one ready pod anywhere is enough."""
     needed = sorted(nodes)
     unready = [pod for pod in pods if not is_ready(pod)]
     in_the_way = [pod for pod in unready if node_of(pod) in needed] if needed else unready
@@ -87,7 +87,7 @@ def on_nodes(cluster: Cluster, component: str, pods: list[Any], nodes: Iterable[
 
 
 def mount(cluster: Cluster, handle: str, node: str, daemons: list[Any], plugins: list[Any]) -> Iterator[Finding]:
-    """One volume on a node on which pods run with it, as mount daemon and node plugin tell it to Prometheus."""
+    """Check a volume on a node whose pods use it, by the Prometheus metrics of the mount daemon and the node plugin."""
     daemon = next(pod for pod in daemons if node_of(pod) == node)
     plugin = next(pod for pod in plugins if node_of(pod) == node)
     try:
@@ -113,7 +113,7 @@ def mount(cluster: Cluster, handle: str, node: str, daemons: list[Any], plugins:
 
 
 def _numbers(cluster: Cluster, pod: Any, handle: str) -> dict[str, float]:
-    """Samples of the volume that have no other label."""
+    """Return the samples of a pod's metrics whose only label is this volume, by name."""
     ports = [port for each in pod["spec"].get("containers", []) for port in each.get("ports", [])]
     port = next((each["containerPort"] for each in ports if each.get("name") == "http"), "")
     where = f"{pod['metadata'].get('namespace', '')}/pods/{pod['metadata']['name']}:{port}"
@@ -122,13 +122,13 @@ def _numbers(cluster: Cluster, pod: Any, handle: str) -> dict[str, float]:
 
 
 def is_ready(pod: Any) -> bool:
-    """By its condition."""
+    """Return whether the pod's condition Ready is true."""
     conditions = pod.get("status", {}).get("conditions") or []
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def node_of(pod: Any) -> str:
-    """'': of none yet."""
+    """Return the name of the pod's node, '' while it has none."""
     return str(pod.get("spec", {}).get("nodeName") or "")
 
 
@@ -137,7 +137,7 @@ def _troubles(pods: list[Any]) -> str:
 
 
 def _why(pod: Any) -> str:
-    """What the kubelet says of its first container that waits or has ended, in parentheses, or ''."""
+    """Return the kubelet's reason for the first container that waits or has ended, in parentheses, or ''."""
     for container in pod.get("status", {}).get("containerStatuses") or []:
         state = container.get("state") or {}
         told = state.get("waiting") or state.get("terminated") or {}

@@ -1,1 +1,1 @@
-"""The controller: keeps what the cluster holds in step with every Datastore. kopf and aiohttp live here only."""
+"""The Kubernetes controllers of the project's kinds. kopf and aiohttp are imported only in this package."""

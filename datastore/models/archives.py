@@ -1,7 +1,7 @@
-"""Archives to read from: a tar file, or the layers of an image, as one tree whose files are read where they lie.
+"""A tar file, or the layers of an OCI image, as one tree whose files are read from within the archives.
 
-Names that lead out, devices and doubles are refused before anything is saved. A compressed archive is unpacked into a
-temporary file first, which has no name.
+Names that lead out of the tree, devices, and names that a tar file has twice are refused before anything is saved. A
+compressed archive is first unpacked into a temporary file without a name.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _LAYERS = {LAYER, f"{LAYER}+gzip"}
 
 
 class Said(NamedTuple):
-    """Which version an archive says that it is; '' where it says nothing."""
+    """The version and digest that an archive says it holds; '' where it says nothing."""
 
     version: str = ""
     digest: str = ""
 
 
 class ArchiveTree:
-    """See ReadableTree. A context manager: it has files open."""
+    """See ReadableTree. A context manager, whose end closes the archives."""
 
     def __init__(self, location: str, archives: Sequence[IO[bytes]], *, prefix: str = "", layers: bool = False) -> None:
-        """prefix: only what is below, '' or ending with '/'. layers: later archives may hide what earlier ones have."""
+        """prefix: '' or ends with '/'; only what is below is shown. layers: archives may hide files of earlier ones."""
         self._location = location
         self._archives = archives
         self._prefix = prefix
@@ -58,7 +58,7 @@ class ArchiveTree:
 
     @property
     def location(self) -> str:
-        """The file or layout."""
+        """The path of the file or layout."""
         return self._location
 
     def scan(self) -> list[Node]:
@@ -123,7 +123,7 @@ class ArchiveTree:
         return Node(path, "file", info.size, mode, at=f"{number}:{info.offset_data}", state=f"{info.offset_data}")
 
     def _path(self, name: str) -> str | None:
-        """The path below the prefix; None: it is not below, or is the root. Errors: SourceInvalid."""
+        """Return the path below the prefix; None for the root and names not below it. Errors: SourceInvalid."""
         plain = name
         while plain.startswith("./"):
             plain = plain.removeprefix("./")
@@ -137,7 +137,7 @@ class ArchiveTree:
         return plain.removeprefix(self._prefix) if plain.startswith(self._prefix) else None
 
     def _read_comment(self, archive: tarfile.TarFile) -> None:
-        """What our own exports say of themselves (exporting.export_tar)."""
+        """Read what our own exports say about themselves (exporting.export_tar)."""
         version, _, digest = archive.pax_headers.get("comment", "").partition(" ")
         if digest.startswith("sha256:"):
             self.said = Said(version, digest)
@@ -145,14 +145,14 @@ class ArchiveTree:
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[ArchiveTree]:
-    """A tar file, gzipped or not. Errors: SourceInvalid."""
+    """Open a tar file, gzipped or not. Errors: SourceInvalid."""
     with ArchiveTree(str(path), [_plain(path)]) as tree:
         yield tree
 
 
 @contextmanager
 def open_layout(root: Path) -> Iterator[ArchiveTree]:
-    """What an image holds below models/. Errors: ModelError, SourceInvalid."""
+    """Open what an image holds below models/. Errors: ModelError, SourceInvalid."""
     layout = Layout(root)
     images = layout.images()
     if not images:
@@ -185,7 +185,7 @@ def open_layout(root: Path) -> Iterator[ArchiveTree]:
 
 
 def _plain(path: Path) -> IO[bytes]:
-    """The file, or its content unpacked."""
+    """Open the file, or a temporary file with its unpacked content if it is gzipped. Errors: SourceInvalid."""
     try:
         file = path.open("rb")
         if file.read(2) != _GZIP:
@@ -205,7 +205,7 @@ def _plain(path: Path) -> IO[bytes]:
 
 
 def check_blobs(root: Path) -> None:
-    """That each blob of a layout has the digest that it is named by. Errors: SourceInvalid."""
+    """Check that each blob of a layout has the digest that it is named by. Errors: SourceInvalid."""
     folder = root / "blobs" / "sha256"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         _check_blob(path, f"sha256:{path.name}")

@@ -1,10 +1,10 @@
 """A store of models in a mounted directory: a local disk, NFS, SFTP, or any other file system with exclusive creation.
 
-A document is replaced under a lock: the symlink `.NAME.lock`, whose creation is exclusive and whose target says which
-process owns it, with a token. The new content is written to `.NAME.TOKEN.tmp`, the present one is compared, and
-rename(2) puts the new one in its place. Who dies in between leaves the lock. It is broken at once where its process is
-seen to be dead, and else after STALE_S by the clock of the file system; the temporary file of its owner is removed
-first, so that an owner that only slept can't rename any more.
+A document is replaced under a lock: the symlink `.NAME.lock`, whose creation is exclusive and whose target holds a
+token and the owning process. The new content is written to `.NAME.TOKEN.tmp`, the present content is compared, and
+rename(2) replaces it. A process that dies in between leaves the lock. Another writer breaks the lock at once when it
+sees that the owner is dead, otherwise after STALE_S by the clock of the file system. It first removes the owner's
+temporary file, so that an owner that was only suspended can't rename any more.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from datastore.models.manifest import Entry
 from datastore.models.storage import Body, Document, Name, Node, Piece, ReadableTree, Tag, Tree, compare, leads_inside
 
 STALE_S = 60.0
-"""A lock is held for a read and a rename."""
+"""Age in seconds at which a lock may be broken; a lock is held for a read and a rename only."""
 WAIT_S = 90.0
-"""Longest wait for a lock: until it is stale, and then some."""
+"""How many seconds a writer waits for a lock beyond the time after which a lock is stale."""
 _TRIES = 3
 _SEPARATOR = "|"
 _LOCK, _TEMPORARY, _BROKEN = ".lock", ".tmp", ".broken"
@@ -57,7 +57,7 @@ _NOT_EXCLUSIVE = {
     "fuse.gcsfuse": "gcsfuse",
     "fuse.blobfuse2": "blobfuse2",
 }
-"""File systems over object stores: exclusive creation holds on one machine only."""
+"""The types of file systems over object stores, where creating a file is exclusive only within one machine."""
 
 _ERRORS: dict[int, type[StoreError]] = {
     errno.ENOENT: NotFound,
@@ -76,7 +76,7 @@ _ERRORS: dict[int, type[StoreError]] = {
 
 @contextmanager
 def _told(path: str | Path) -> Iterator[None]:
-    """OSError as the StoreError that means the same."""
+    """Raise an OSError as the StoreError that means the same."""
     try:
         yield
     except OSError as error:
@@ -93,11 +93,11 @@ class DirectoryStorage:
 
     @property
     def location(self) -> str:
-        """The directory."""
+        """The path of the directory."""
         return str(self._root)
 
     def check(self) -> None:
-        """See Storage: refuses file systems whose exclusive creation is none between machines."""
+        """See Storage. Refuses file systems on which two machines can create the same file."""
         if not self._root.is_dir():
             raise NotFound(f"{self._root}: there is no such directory; make it, or correct the path of the store")
         if (made_by := _made_by(self._root)) is not None:
@@ -107,13 +107,13 @@ class DirectoryStorage:
             )
 
     def read(self, path: str, limit: int | None = None) -> Document:
-        """See Storage. Of a part, the tag is of no use."""
+        """See Storage. With a limit, the tag is not that of the document, and is of no use."""
         with _told(self._at(path)), self._at(path).open("rb") as file:
             body = file.read() if limit is None else file.read(limit)
         return Document(body, _tag(body))
 
     def age_s(self, path: str) -> float:
-        """See Storage: two times of the same file system."""
+        """See Storage. Both times are from the clock of the file system."""
         at = self._at(path)
         with _told(at):
             written = at.stat().st_mtime
@@ -138,7 +138,7 @@ class DirectoryStorage:
             self._at(path).unlink(missing_ok=True)
 
     def names(self, path: str) -> list[Name]:
-        """See Storage. What begins with a dot is not shown."""
+        """See Storage. Names that begin with a dot are left out."""
         with _told(self._at(path)):
             try:
                 with os.scandir(self._at(path)) as found:
@@ -155,7 +155,7 @@ class DirectoryStorage:
         return DirectoryTree(self._at(path))
 
     def sweep(self, path: str) -> int:
-        """See Storage: temporary files and locks that are older than any writer waits."""
+        """See Storage. Removes temporary files and locks that are older than any writer waits."""
         at = self._at(path)
         removed = 0
         with _told(at):
@@ -199,7 +199,7 @@ class DirectoryStorage:
 
     @contextmanager
     def _locked(self, at: Path, token: str, now_s: float) -> Iterator[float]:
-        """Exclusive use of a document; gives when it began, monotonic. now_s: the file system's clock just now."""
+        """Hold a document's lock; yield the monotonic time at which it was taken. now_s: the file system's time now."""
         lock = at.with_name(f".{at.name}{_LOCK}")
         ours = owner.identity()
         refused = 0
@@ -210,11 +210,11 @@ class DirectoryStorage:
                 break
             except OSError as error:
                 taken, whose = _owner(lock)
-                # SFTP (version 3) has no word for "it exists": such a lock may be gone by now as well.
+                # SFTP (version 3) has no error for "it exists", and the lock that caused the error may be gone by now.
                 refused += not isinstance(error, FileExistsError) and not taken
                 if refused > _TRIES:
                     raise
-            if taken == token:  # the answer to our own request was lost
+            if taken == token:  # our symlink was made, but the answer was lost
                 break
             waited_s = time.monotonic() - began
             with suppress(FileNotFoundError):
@@ -233,7 +233,7 @@ class DirectoryStorage:
 
 
 def _break(lock: Path, at: Path, dead: str, token: str) -> None:
-    """Take a dead owner's lock away. Whoever's lock it really was by now can't rename any more, and tries again."""
+    """Remove a dead owner's lock. A writer that has it by now loses its temporary file, and has to try again."""
     at.with_name(f".{at.name}.{dead}{_TEMPORARY}").unlink(missing_ok=True)
     broken = lock.with_name(f".{at.name}.{token}{_BROKEN}")
     os.rename(lock, broken)
@@ -244,7 +244,7 @@ def _break(lock: Path, at: Path, dead: str, token: str) -> None:
 
 
 def _renamed(fresh: Path, at: Path) -> bool:
-    """False: somebody took us for dead and removed it."""
+    """Rename a file; return False when another writer took this one for dead and removed the file."""
     try:
         os.rename(fresh, at)
     except FileNotFoundError:
@@ -253,7 +253,7 @@ def _renamed(fresh: Path, at: Path) -> bool:
 
 
 def _owner(lock: Path) -> tuple[str, dict[str, str]]:
-    """The token of a lock, and which process has it; '' when it is gone."""
+    """Return a lock's token and the identity of its process (see owner.py); '' when the lock is gone."""
     try:
         token, _, process = os.readlink(lock).partition(_SEPARATOR)
     except FileNotFoundError:
@@ -292,7 +292,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _made_by(path: Path) -> str | None:
-    """What makes a file system of objects at a path; None: no such thing."""
+    """Return which program shows an object store as the file system at a path; None for other file systems."""
     device = os.stat(path).st_dev
     numbers = f"{os.major(device)}:{os.minor(device)}"
     for mount in mountinfo.read().mounts:
@@ -303,7 +303,7 @@ def _made_by(path: Path) -> str | None:
 
 
 class DirectoryTree:
-    """See Tree. within: a directory above, in which links that lead out of the tree may end; None: none may."""
+    """See Tree. within: the directory above, in which a link out of the tree must end; None: links aren't checked."""
 
     def __init__(self, root: str | Path, *, within: str | Path | None = None) -> None:
         self._root = Path(root)
@@ -312,7 +312,7 @@ class DirectoryTree:
 
     @property
     def location(self) -> str:
-        """The directory."""
+        """The path of the directory."""
         return str(self._root)
 
     def scan(self) -> list[Node]:
@@ -323,7 +323,7 @@ class DirectoryTree:
             return list(self._below(""))
 
     def read(self, node: Node, start: int, stop: int) -> Piece:
-        """See Tree. Opened anew for each chunk: a scan may find more files than a process can have open."""
+        """See Tree. Each chunk opens the file anew, since a scan may find more files than a process can have open."""
         path = self._root / (node.at or node.path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -357,7 +357,7 @@ class DirectoryTree:
         return _FileSink(self._root / path, mode)
 
     def make(self, entry: Entry, *, bare: bool) -> None:
-        """See Tree. A directory gets its mode at the end: it may forbid to write in it."""
+        """See Tree. A directory gets its mode in settle(), because the mode may forbid writing in the directory."""
         at = self._root / entry.path
         with _told(at):
             if entry.kind == "symlink":
@@ -367,7 +367,7 @@ class DirectoryTree:
             self._modes.append((at, entry.mode))
 
     def copy(self, source: ReadableTree, node: Node, path: str, mode: int) -> str | None:
-        """See Tree: never; the bytes go through here."""
+        """See Tree. Never possible, so the bytes pass through this process."""
         return None
 
     def reaches(self, source: ReadableTree, node: Node) -> bool:
@@ -375,7 +375,7 @@ class DirectoryTree:
         return False
 
     def adopt(self, tree: Tree, entry: Entry, state: str) -> str | None:
-        """See Tree: by rename(2)."""
+        """See Tree. The file is renamed."""
         if not isinstance(tree, DirectoryTree):
             return None
         there, here = tree._root / entry.path, self._root / entry.path
@@ -403,7 +403,7 @@ class DirectoryTree:
             _sync_directory(self._root.parent)
 
     def is_quiet(self) -> bool:
-        """See Tree: a system call has ended when it returns."""
+        """See Tree. Always true, because a system call has ended when it returns."""
         return True
 
     def discard(self, path: str) -> None:
@@ -438,7 +438,7 @@ class DirectoryTree:
         return self._outside(path, target) or Node(path, "symlink", target=target)
 
     def _outside(self, path: str, target: str) -> Node | None:
-        """The file that stands in for a link out of the tree; None: the link leads inside, or is not looked at."""
+        """Return the file that stands in for a link out of the tree; None: the link stays inside, or isn't checked."""
         if self._within is None or leads_inside(path, target):
             return None
         link = self._root / path
@@ -456,7 +456,7 @@ class DirectoryTree:
         return Node(path, "file", found.st_size, mode, at=str(real), state=_state(found))
 
     def _confine(self, fd: int, path: Path) -> None:
-        """A directory above that was replaced by a link must not lead out of what is to be read."""
+        """Errors: SourceChanged when an open file is outside the tree, because a directory above it became a link."""
         allowed = self._within or self._root.resolve()
         real = Path(os.readlink(f"/proc/self/fd/{fd}"))
         if not real.is_relative_to(allowed):
@@ -503,12 +503,12 @@ class _FileSink:
 
 
 def _state(found: os.stat_result, *, renamed: bool = False) -> str:
-    """renamed: as a rename leaves it."""
+    """Return a text for Node.state. renamed: only what a rename leaves unchanged."""
     return f"{found.st_size}:{found.st_mtime_ns}" + ("" if renamed else f":{found.st_ctime_ns}")
 
 
 def _remove(at: Path) -> int:
-    """Everything below and the directory itself, also what its mode protects; how many files went."""
+    """Remove a directory and all below it, also what its mode protects; return how many files went."""
     try:
         if not stat.S_ISDIR(os.lstat(at).st_mode):
             at.unlink()

@@ -1,12 +1,12 @@
-"""What can go wrong with models beside datastore.errors. None of these reaches a mount.
+"""The errors of models, in addition to those in datastore.errors. None of them reaches a mount.
 
 ModelError
- |- InvalidReference    no name of a model, version or alias                 (exit code 2)
- |- ModelNotFound       no such model, version or alias
- |- VersionInUse        an alias or a Serving names it
- |- VersionDamaged      what is stored is not what was saved: names the path and both digests
- |- SourceInvalid       what is to be saved can't be held by a version
- |- SourceChanged       it changed while it was saved
+ |- InvalidReference    the text names no model, version or alias            (exit code 2)
+ |- ModelNotFound       the store has no such model, version or alias
+ |- VersionInUse        an alias or a Serving names the version
+ |- VersionDamaged      what is stored is not what was saved; the text names the path and both digests
+ |- SourceInvalid       a version can't hold what is to be saved
+ |- SourceChanged       what is to be saved changed while it was saved
  '- SaveLost            the save was taken for dead, or asked to stop
 """
 
@@ -16,7 +16,7 @@ from datastore.errors import DatastoreError
 
 
 class ModelError(DatastoreError):
-    """About models and their versions."""
+    """The base class of the errors about models and their versions."""
 
 
 class InvalidReference(ModelError):
@@ -28,7 +28,7 @@ class ModelNotFound(ModelError):
 
 
 class VersionInUse(ModelError):
-    """The version can't be deleted: the text names the alias or the Serving."""
+    """The version can't be deleted; the text names the alias that means it, or what serves it."""
 
 
 class VersionDamaged(ModelError):
@@ -40,8 +40,8 @@ class SourceInvalid(ModelError):
 
 
 class SourceChanged(ModelError):
-    """What is to be saved changed meanwhile; the text names the path."""
+    """What is to be saved changed while it was read; the text names the path."""
 
 
 class SaveLost(ModelError):
-    """The save can't become a version any more."""
+    """The save can't become a version any more: it was taken for dead, or asked to stop."""

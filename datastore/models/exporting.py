@@ -1,7 +1,7 @@
-"""Bring a version somewhere else: a directory, a bucket, a tar file. Every byte is compared with the manifest first.
+"""Export a version to a directory, a bucket or a tar file. Every byte that is read is compared with the manifest.
 
-A directory and a tar file appear when they are whole. What an interrupted export into a directory or a bucket had
-written is read again, and stays where it is right.
+A directory appears when it is whole, and so does a tar file (repeatable.py). What an interrupted export to a directory
+or a bucket had written is read again, and is kept if it is right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from datastore.models.transfer import Transfer
 
 
 class Exported:
-    """A version that is about to leave: its manifest, and its files as they are found now."""
+    """A version that is exported: its manifest, and its files as a scan finds them now."""
 
     def __init__(self, models: Models, model: str, number: int, progress: Progress) -> None:
         """Errors: ModelNotFound, VersionDamaged, StoreError."""
@@ -41,11 +41,11 @@ class Exported:
         ]
 
     def begin(self) -> None:
-        """The reading begins."""
+        """Tell the progress that the reading begins."""
         self.progress.begin("reading", self.manifest.files, self.manifest.size_bytes)
 
     def contents(self, transfer: Transfer, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Iterator[Body]]]:
-        """Some of the files in order, each with its chunks, to be taken to their end. Errors: VersionDamaged."""
+        """Yield these files in order, each with its chunks, which the caller has to consume. Errors: VersionDamaged."""
         wanted = {entry.path for entry in entries}
         files = [each for each in self.files if each[1].path in wanted]
         with closing(transfer.stream(self.tree, [node for node, _ in files])) as stream:
@@ -55,7 +55,7 @@ class Exported:
 
 
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
-    """A new directory. Errors: AlreadyExists when something is there; VersionDamaged; then nothing is there."""
+    """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
     exported = Exported(models, model, number, progress)
@@ -69,9 +69,9 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
 
 
 def export_tree(models: Models, model: str, number: int, target: Tree, progress: Progress) -> VersionManifest:
-    """Into a tree in which nothing else is.
+    """Export into a tree that holds at most what an earlier attempt wrote.
 
-    Errors: ModelError, naming what is; VersionDamaged: then no file that was not there before is there.
+    Errors: ModelError, naming what else is there; VersionDamaged, after the files not there before are removed.
     """
     exported = Exported(models, model, number, progress)
     found: dict[str, Node] | None = None
@@ -93,7 +93,7 @@ def export_tree(models: Models, model: str, number: int, target: Tree, progress:
 
 
 def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None, foreign: bool = False) -> None:
-    """found: what an earlier attempt left; None: the directory itself is not there. foreign: it may be another's."""
+    """found: what is already there; None: not even the directory. foreign: what is there may be somebody else's."""
     entries = exported.manifest.entries
     filled = {entry.path.rpartition("/")[0] for entry in entries}
     there = found or {}
@@ -116,13 +116,13 @@ def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None,
             if entry.kind == "directory":
                 target.make(entry, bare=entry.path not in filled)
         transfer.each(list(nodes.values()), bring)
-        for entry in entries:  # last: nothing is ever written through a link
+        for entry in entries:  # links come last, so that nothing is ever written through a link
             if entry.kind == "symlink" and entry.path not in there:
                 target.make(entry, bare=False)
 
 
 def _is_right(transfer: Transfer, target: Tree, old: Node, entry: Entry, *, foreign: bool) -> bool:
-    """Whether a file is what is to be there; False: it was not, and is gone. Errors: ModelError where it is foreign."""
+    """Return whether a file is as it should be, else remove it. Errors: ModelError if it is not and is foreign."""
     try:
         if old.size != entry.size:
             raise VersionDamaged(f"{target.location}/{old.path}: has another size")
@@ -149,7 +149,7 @@ def _bring(
 
 
 def export_tar(models: Models, model: str, number: int, out: Out, progress: Progress) -> VersionManifest:
-    """A tar archive (POSIX.1-2001), byte for byte the same each time. Errors: VersionDamaged, when part is written."""
+    """Write a tar archive (POSIX.1-2001), byte for byte the same each time. Errors: VersionDamaged, maybe midway."""
     exported = Exported(models, model, number, progress)
     exported.begin()
     manifest = exported.manifest
@@ -161,15 +161,15 @@ def export_tar(models: Models, model: str, number: int, out: Out, progress: Prog
 
 
 class Out(Protocol):
-    """Takes an archive."""
+    """What an archive is written to."""
 
     def write(self, body: Body, /) -> object:
-        """All of it."""
+        """Write the whole body."""
         ...
 
 
 def write_members(out: Out, exported: Exported, transfer: Transfer, entries: Sequence[Entry], prefix: str) -> None:
-    """Entries as members of an archive. prefix: '' or ends with '/'."""
+    """Write entries as members of an archive, and the end of the archive. prefix: '' or ends with '/'."""
     contents = exported.contents(transfer, entries)
     for entry in entries:
         out.write(member(entry, prefix))
@@ -184,7 +184,7 @@ def write_members(out: Out, exported: Exported, transfer: Transfer, entries: Seq
 
 
 def member(entry: Entry, prefix: str) -> bytes:
-    """The header of an entry: nobody's, of no time, so that equal versions make equal archives."""
+    """Return an entry's header, without an owner and a time, so that equal versions make equal archives."""
     info = tarfile.TarInfo(prefix + entry.path)
     info.mode = entry.mode or (0o777 if entry.kind == "symlink" else 0)
     info.size = entry.size

@@ -1,13 +1,13 @@
-"""The contract between the controller, which makes a ModelVersion's Job, and what runs in its pod (jobs.py)."""
+"""The contract between the controller, which makes the Jobs of models, and the program in their pods (jobs.py)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 REQUEST = "DATASTORE_REQUEST"
-"""Variable of the environment: what is asked for, as JSON without secrets."""
+"""The environment variable with the request, as JSON without secrets."""
 SECRETS = Path("/secrets")
-"""Below it store/ and source/: the keys of their Secrets, each a file."""
+"""The folder with store/, source/ and target/, in which each key of the place's Secret is a file."""
 EXIT_FINAL = 3
-"""Trying again would end in the same way."""
+"""The exit code when another attempt would fail in the same way."""
 EXIT_AGAIN = 1

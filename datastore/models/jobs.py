@@ -1,7 +1,7 @@
-"""What the pod of a ModelVersion's Job runs: `python -m datastore.models.jobs`.
+"""The program in the pods of the Jobs that the controller makes for models: `python -m datastore.models.jobs`.
 
-Each look at the work is a line of JSON on standard output, and the answer is what the pod terminates with; how both
-sides call things stands in jobcontract.py.
+Each progress event is a line of JSON on standard output. The answer is the last line, and the termination message of
+the pod. The names that the controller and this program share are in jobcontract.py.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from datastore.secret import Secret
 
 ANSWER = Path("/dev/termination-log")
 MESSAGE_CHARS = 900
-"""The kubelet keeps 4,096 bytes of an answer."""
+"""The most characters of an error's text in an answer; the kubelet keeps 4,096 bytes of an answer."""
 TOLD_EVERY_S = 1.0
 ALIASES_MAX = 32
-"""So many are told; there may be more in the store."""
+"""The most aliases in an answer; the store may have more."""
 
 Request = Mapping[str, Any]
 
 
 def main() -> int:
-    """Do what is asked for; the exit code."""
+    """Perform the request and return the exit code."""
     progress = Progress(_teller())
     signal.signal(signal.SIGTERM, lambda *_: progress.stop(resume=True))
     try:
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def perform(request: Request, progress: Progress) -> dict[str, Any]:
-    """The answer to a request. Errors: DatastoreError."""
+    """Perform a request and return the answer. Errors: DatastoreError."""
     with _place(request, "store") as store, opened_storage(store) as storage:
         models = Models(storage, who=str(request["who"]))
         verb = {"save": _save, "adopt": _adopt, "delete": _delete, "update": _update, "export": _export}[request["do"]]
@@ -66,13 +66,13 @@ def perform(request: Request, progress: Progress) -> dict[str, Any]:
 
 
 def exit_code(error: DatastoreError) -> int:
-    """Whether the same request may succeed later."""
+    """Return EXIT_AGAIN when the same request may succeed later, else EXIT_FINAL."""
     again = isinstance(error, SaveLost) or (isinstance(error, StoreError) and error.transient)
     return EXIT_AGAIN if again else EXIT_FINAL
 
 
 def reason_of(error: DatastoreError) -> str:
-    """One CamelCase word: the name of the class."""
+    """Return the name of the error's class, as one CamelCase word for a status condition."""
     return type(error).__name__
 
 
@@ -89,13 +89,13 @@ def _save(models: Models, request: Request, progress: Progress) -> dict[str, Any
             save_id=str(request["saveId"]),
         )
         saved = save(models, tree, wish, progress)
-    # Under the same id it was this save that made it, before the pod was ended.
+    # A version with this save's id was made by this save, in an earlier pod that ended before it could answer.
     own = saved.new or saved.manifest.save_id == wish.save_id
     return {**_told(models, saved.manifest, request), "new": own}
 
 
 def _adopt(models: Models, request: Request, progress: Progress) -> dict[str, Any]:
-    """Of a version that the store has: read every byte of it."""
+    """Read every byte of a version that the store already has, and return what status says of it."""
     manifest, damages = verify(models, str(request["model"]), int(request["number"]), progress)
     if damages:
         raise VersionDamaged("; ".join(damages[:3]) + (f"; and {len(damages) - 3} more" if len(damages) > 3 else ""))
@@ -103,7 +103,7 @@ def _adopt(models: Models, request: Request, progress: Progress) -> dict[str, An
 
 
 def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
-    """The version that a save made; nothing where it made none. Errors: VersionInUse."""
+    """Delete the version that a save made, if there is one, and the model's garbage. Errors: VersionInUse."""
     model, save_id = str(request["model"]), str(request["saveId"])
     for head in models.versions(model):
         if head.save_id == save_id:
@@ -115,9 +115,9 @@ def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
 
 
 def _update(models: Models, request: Request, _: Progress) -> dict[str, Any]:
-    """Move the aliases that a Model lists, and write down which of its versions Servings name.
+    """Move the aliases that a Model lists, and record which of its versions Servings use.
 
-    moves: numbers by alias. pins: by UID of a Serving its version, or null for no more, and who it is.
+    moves: a version number by alias. pins: by a Serving's UID its `version` (null: none), what it `was`, and `who`.
     """
     model = str(request["model"])
     for alias, number in dict(request["moves"]).items():
@@ -131,7 +131,7 @@ def _update(models: Models, request: Request, _: Progress) -> dict[str, Any]:
 
 
 def _export(models: Models, request: Request, progress: Progress) -> dict[str, Any]:
-    """Bring a version to a place, compared with its manifest before and after. Repeated: it goes on."""
+    """Export a version, comparing it with its manifest before and after; a repeated request continues the export."""
     model, path = str(request["model"]), str(request["path"])
     number = models.resolve(VersionReference(model, version=request.get("version"), alias=request.get("alias")))
     with _place(request, "target") as target:
@@ -149,7 +149,7 @@ def _export(models: Models, request: Request, progress: Progress) -> dict[str, A
 
 
 def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[str, Any]:
-    """What status says of a version and of its model."""
+    """Move the requested aliases to a version; return what status says of the version and of its model."""
     model, number = manifest.model, manifest.version
     for alias in request.get("aliases") or ():
         models.set_alias(model, str(alias), number)
@@ -165,7 +165,7 @@ def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[s
 
 
 def _of_model(models: Models, model: str) -> dict[str, Any]:
-    """What status says of a model."""
+    """Return what status says of a model."""
     newest, known = models.newest(model), models.numbers(model)
     if newest is None:
         raise ModelNotFound(f"{model} has no version any more")
@@ -179,7 +179,7 @@ def _of_model(models: Models, model: str) -> dict[str, Any]:
 
 @contextmanager
 def _place(request: Request, name: str) -> Iterator[Source]:
-    """Where the store or the source is: a directory that is mounted, or a bucket with the keys of a Secret."""
+    """Yield the place of the store, source or target: a mounted directory, or a bucket with the keys of a Secret."""
     place = request[name]
     if "directory" in place:
         yield LocalLocation(path=str(place["directory"]))
@@ -191,7 +191,7 @@ def _place(request: Request, name: str) -> Iterator[Source]:
 
 
 def _secret(folder: Path) -> SecretManifest | None:
-    """A Secret that is mounted there. Errors: InvalidManifest."""
+    """Return the Secret that is mounted at a folder; None when there is none. Errors: InvalidManifest."""
     if not folder.is_dir():
         return None
     try:
@@ -202,7 +202,7 @@ def _secret(folder: Path) -> SecretManifest | None:
 
 
 class _teller:  # noqa: N801  (used as a function)
-    """Writes events, at most one each TOLD_EVERY_S, and the first of each phase."""
+    """Writes events to standard output: the first of each phase, and then at most one per TOLD_EVERY_S."""
 
     def __init__(self) -> None:
         self._last = ("", -TOLD_EVERY_S)

@@ -1,9 +1,9 @@
-"""The manifest of a version: what NAME/7.json says. One text for one content, readable without us. Pure.
+"""The manifest of a version, which is the file NAME/7.json. The same content always gives the same text. Pure.
 
-The file is JSON. Its first line holds everything but the entries, one line each follows for every path below the
-version, and the last line holds `check`, the SHA-256 of all bytes before that line. `digest` is the SHA-256 of the
-entries' lines, each without its comma and with a line feed: it is the same for the same files whatever the version is
-called. A number that will never be a version (deleted, or never finished) has `removed` in place of the entries.
+The file is JSON, for any tool to read. Its first line holds everything but the entries, then each path below the
+version has a line, and the last line holds `check`, the SHA-256 of all bytes before that line. `digest` is the SHA-256
+of the entries' lines, each without its comma and with a line feed, so that the same files have the same digest under
+any version. A number that will never be a version (deleted, or never finished) has `removed` in place of the entries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datastore.models.errors import VersionDamaged
 
 FORMAT = "datastore.dev/model-version/v1"
 HEAD_BYTES = 64 << 10
-"""The first line is shorter than this: lineage and labels have limits."""
+"""The first line has fewer bytes than this, because lineage and labels are limited."""
 MAX_ENTRIES = 1_000_000
 MAX_MANIFEST_BYTES = 1 << 30
 MAX_PATH_BYTES = 4095
@@ -33,21 +33,21 @@ Kind = Literal["file", "directory", "symlink"]
 
 
 class Entry(NamedTuple):
-    """One path of a version: relative, '/' between names, no '.', '..' or empty name."""
+    """One path of a version. The path is relative, with '/' between names, none of which is '.', '..' or empty."""
 
     path: str
     kind: Kind
     mode: int = 0
     """Permission bits (at most 0o7777) of a file or directory."""
     size: int = 0
-    """Bytes of a file."""
+    """The size of a file, in bytes."""
     sha256: str = ""
-    """Of a file, hexadecimal."""
+    """The SHA-256 of a file's content, in hexadecimal digits."""
     target: str = ""
-    """Of a symlink, as it stands there."""
+    """The target of a symlink, exactly as the link holds it."""
 
     def line(self) -> str:
-        """The entry as its line of the manifest, without a comma."""
+        """Return the entry's line of the manifest, without a comma."""
         said: dict[str, Any] = {"path": self.path, "type": self.kind}
         if self.kind == "symlink":
             said["target"] = self.target
@@ -60,24 +60,24 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where a version comes from; '' where it is not known."""
+    """Where a version comes from; what is not known is empty."""
 
     datastore: str = ""
     path: str = ""
     location: str = ""
-    """The data as a URL: s3://bucket/prefix/path, ..."""
+    """The URL of the data: s3://bucket/prefix/path, ..."""
     by: str = ""
     training_job: str = ""
     training_job_uid: str = ""
     image_digest: str = ""
     command: tuple[str, ...] = ()
     imported_from: str = ""
-    """Of an import: the file or directory, and the version that it says it was."""
+    """For an import: the file or directory, and the version that it says it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """Why a number is no version and never will be one."""
+    """Why a number is not a version and never will be."""
 
     at: str
     by: str
@@ -86,7 +86,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionManifest:
-    """A version and everything in it. entries: by path, parents before what is in them."""
+    """A version and everything in it. entries: sorted by path, so a directory comes before what is in it."""
 
     model: str
     version: int
@@ -95,9 +95,9 @@ class VersionManifest:
     files: int
     size_bytes: int
     saved: str
-    """When, RFC 3339 in UTC."""
+    """When the version was saved, as RFC 3339 in UTC."""
     save_id: str = ""
-    """Which save made it: a save that is repeated under the same id finds it."""
+    """The id of the save that made the version; a save that is repeated under the same id finds it."""
     labels: Mapping[str, str] = field(default_factory=dict)
     lineage: Lineage = Lineage()
     entries: Sequence[Entry] = ()
@@ -105,7 +105,7 @@ class VersionManifest:
     removed: Removed | None = None
 
     def text(self) -> str:
-        """The whole document."""
+        """Return the whole document."""
         head = _json(self._head())
         if self.removed is not None:
             body = head[:-1] + ",\n"
@@ -144,7 +144,7 @@ def of_entries(
     labels: Mapping[str, str] | None = None,
     lineage: Lineage | None = None,
 ) -> VersionManifest:
-    """A new version's manifest. Errors: ValueError, completing "the version ..."."""
+    """Return a new version's manifest. Errors: ValueError, whose text completes "the version ..."."""
     ordered = sorted(entries)
     check_entries(ordered)
     made = VersionManifest(
@@ -165,7 +165,7 @@ def of_entries(
 
 
 def digest_of(ordered: Sequence[Entry]) -> str:
-    """The digest of entries in the order of a manifest."""
+    """Return the digest of entries that are in the order of a manifest."""
     sha256 = hashlib.sha256()
     for entry in ordered:
         sha256.update(f"{entry.line()}\n".encode())
@@ -173,7 +173,7 @@ def digest_of(ordered: Sequence[Entry]) -> str:
 
 
 def parse(raw: bytes, where: str) -> VersionManifest:
-    """The manifest of a document, which `where` names. Errors: VersionDamaged, saying what does not agree."""
+    """Parse a whole document, which errors call `where`. Errors: VersionDamaged, saying what does not agree."""
     body, _, last = raw.removesuffix(b"\n").rpartition(b"\n")
     body += b"\n"
     try:
@@ -199,7 +199,7 @@ def parse(raw: bytes, where: str) -> VersionManifest:
 
 
 def parse_head(raw: bytes, where: str) -> VersionManifest:
-    """What the first line says, without a look at the rest. raw: HEAD_BYTES from the beginning will do."""
+    """Parse only the first line of a document. raw: the first HEAD_BYTES are enough. Errors: VersionDamaged."""
     first = raw.partition(b"\n")[0]
     try:
         return _parse_head(json.loads(first.removesuffix(b",") + b"}"), where)
@@ -208,7 +208,7 @@ def parse_head(raw: bytes, where: str) -> VersionManifest:
 
 
 def check_entries(ordered: Sequence[Entry]) -> None:
-    """Errors: ValueError where they are not one tree: parents are directories, and no path is there twice."""
+    """Errors: ValueError unless the entries form one tree: parents are directories, and no path occurs twice."""
     if len(ordered) > MAX_ENTRIES:
         raise ValueError(f"has {len(ordered):,} files, directories and links; {MAX_ENTRIES:,} is the most")
     for before, after in pairwise(ordered):
@@ -226,7 +226,7 @@ def check_entries(ordered: Sequence[Entry]) -> None:
 
 
 def check_path(path: str) -> None:
-    """Errors: ValueError where it is not a plain relative path in UTF-8."""
+    """Errors: ValueError when the path is not a plain relative path in UTF-8."""
     try:
         raw = path.encode()
     except UnicodeEncodeError:
@@ -291,5 +291,5 @@ def _camel(name: str) -> str:
 
 
 def _json(value: object) -> str:
-    """ASCII, so that the text is the same whatever reads it."""
+    """Return compact JSON in ASCII, so that every reader gets the same text."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True)

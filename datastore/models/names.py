@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What NAME[:VERSION|ALIAS] names. Both version and alias None: the newest version."""
+    """A parsed NAME[:VERSION|ALIAS]. When version and alias are both None, the newest version is meant."""
 
     model: str
     version: int | None = None
@@ -25,7 +25,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """NAME, NAME:7, NAME:prod or NAME:latest. Errors: InvalidReference."""
+    """Parse NAME, NAME:7, NAME:prod or NAME:latest. Errors: InvalidReference."""
     model, colon, rest = text.partition(":")
     check_model(model)
     if not colon or rest == LATEST:
@@ -39,7 +39,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def check_model(name: str) -> str:
-    """The name, if a model can have it. Errors: InvalidReference."""
+    """Return the name if a model can have it. Errors: InvalidReference."""
     if not matches(MODEL_PATTERN, name):
         raise InvalidReference(
             f"{name[:80]!r} can't be the name of a model: lower-case letters, digits and '-', at most 63 characters"
@@ -48,7 +48,7 @@ def check_model(name: str) -> str:
 
 
 def check_alias(name: str) -> str:
-    """The name, if an alias can have it. Errors: InvalidReference."""
+    """Return the name if an alias can have it. Errors: InvalidReference."""
     if name == LATEST:
         raise InvalidReference(f"the alias {LATEST} always means the newest version, so it can't be moved")
     if not matches(ALIAS_PATTERN, name):
@@ -59,15 +59,15 @@ def check_alias(name: str) -> str:
 
 
 def is_model(name: str) -> bool:
-    """Whether a directory of this name can be a model's."""
+    """Return whether a directory of this name can be a model's."""
     return matches(MODEL_PATTERN, name)
 
 
 def is_alias(name: str) -> bool:
-    """Whether a file of this name can be an alias."""
+    """Return whether a file of this name can be an alias."""
     return matches(ALIAS_PATTERN, name) and name != LATEST
 
 
 def version_number(text: str) -> int | None:
-    """The number that a text is, in the one way of writing it; None if it is none."""
+    """Return the version number that a text is: 1 to 9 digits without leading zeros; None for any other text."""
     return int(text) if _NUMBER.match(text) else None

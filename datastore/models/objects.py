@@ -1,8 +1,8 @@
 """A store of models in a bucket, or a prefix of one.
 
 Documents are objects, compared and swapped by If-None-Match and If-Match. Trees are objects as the S3 mount writes
-them (docs/SEMANTICS.md, S-03 and S-06 and after), so that a version is a directory wherever the bucket is mounted: the
-same names, links and modes. Owners and times of files are not kept: a version belongs to the store.
+them (docs/SEMANTICS.md, S-03, S-06 and following), so that a version is a directory with the same names, links and
+modes wherever the bucket is mounted. Owners and times of files are not kept, because a version belongs to the store.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ from datastore.models.storage import (
 from datastore.models.transfer import Budget
 
 SIDE_BY_SIDE = 24
-"""Requests under way for one store: enough to hide 20 ms of distance from 10,000 small files."""
+"""The most requests at once for one store: enough to hide a latency of 20 ms with 10,000 small files."""
 UPLOADS_AT_ONCE = 16
-"""Chunks of 8 MiB that wait to be sent: 128 MiB of memory."""
+"""The most chunks of 8 MiB that wait to be sent: 128 MiB of memory."""
 COPY_LIMITS = Limits(whole=1 << 30, part=256 << 20)
-"""What one request copies: at 100 MB/s it answers within 10 s."""
+"""The most bytes that one request copies: at 100 MB/s the server answers within about 10 s."""
 OWN_PREFIX = ".datastore."
-"""Begins the names that the product keeps in the root of a Datastore: no part of its data."""
+"""The beginning of the names that this project keeps in the root of a Datastore; they are no part of the data."""
 _DELETE_KEYS = 1000
 _HEAD_KEYS = 1000
 _LINK_MAX = 4096
@@ -77,19 +77,19 @@ _CANT_COPY = (AccessDenied, BucketNotFound, InvalidRequest, NotFound, Unsupporte
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which bucket it is. endpoint: of the server, so that two places of one server are known as such."""
+    """A bucket and its server's endpoint, by which two places on one server are recognised."""
 
     endpoint: str
     bucket: str
 
 
 class Objects:
-    """One bucket and the threads that wait for it. Closes both."""
+    """One bucket and the threads that wait for its answers. close() ends both."""
 
     def __init__(
         self, store: ObjectStore, place: Place, metrics: StoreMetrics, *, copy_limits: Limits = COPY_LIMITS
     ) -> None:
-        """metrics: of what the store is asked."""
+        """metrics: the store's statistics of its requests."""
         self.store = BlockingStore(store)
         self.metrics = metrics
         self.place = place
@@ -99,7 +99,7 @@ class Objects:
         self.uploads = Budget(UPLOADS_AT_ONCE)
 
     def locks(self) -> bool:
-        """Whether versions are to be locked: the bucket has object lock, as far as we may know. Asked once."""
+        """Return whether versions are to be locked: whether the bucket is known to have object lock. Asked once."""
         if self._locks is None:
             try:
                 self._locks = self.store.has_object_lock()
@@ -108,18 +108,18 @@ class Objects:
         return self._locks
 
     def options(self, mode: int, content_type: str = FILE_TYPE) -> WriteOptions:
-        """How an object of a version is written."""
+        """Return the options to write an object of a version with."""
         return WriteOptions(metadata={"mode": str(mode)}, content_type=content_type, legal_hold=self.locks())
 
     def unanswered(self) -> bool:
-        """Whether a request was ever repeated or given up without an answer: the server may do it later."""
+        """Return whether a request was ever repeated or given up unanswered: the server may still perform it later."""
         for tally in self.metrics.snapshot().values():
             if tally["retries"] or any(getattr(errors, name).transient for name in tally["errors"]):
                 return True
         return False
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
-        """Every object whose key begins so."""
+        """Yield every object whose key begins with the prefix."""
         token = None
         while True:
             page = self.store.list_page(prefix, token=token)
@@ -128,7 +128,7 @@ class Objects:
                 return
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the threads and close the store; idempotent."""
         self.threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
 
@@ -143,11 +143,11 @@ class ObjectStorage:
 
     @property
     def location(self) -> str:
-        """As a URL."""
+        """The URL of the store."""
         return f"s3://{self._objects.place.bucket}/{self._prefix}"
 
     def check(self) -> None:
-        """See Storage: what a server does with conditions is tried by whoever uses it (registry.py)."""
+        """See Storage. Nothing to do: Models.check() (registry.py) tries the server's conditional requests."""
 
     def read(self, path: str, limit: int | None = None) -> Document:
         """See Storage."""
@@ -156,7 +156,7 @@ class ObjectStorage:
             first = CHUNK_BYTES if limit is None else limit
             body, info = self._store.get(key, byte_range=ByteRange(0, first))
             pieces = [bytes(body)]
-            with suppress(PreconditionFailed):  # it was replaced meanwhile: once more
+            with suppress(PreconditionFailed):  # the object was replaced between two requests: read it anew
                 for start in range(first, info.size if limit is None else 0, CHUNK_BYTES):
                     part = ByteRange(start, min(start + CHUNK_BYTES, info.size))
                     pieces.append(bytes(self._store.get(key, byte_range=part, if_match=info.etag)[0]))
@@ -169,7 +169,7 @@ class ObjectStorage:
 
     def create(self, path: str, body: bytes) -> Tag:
         """See Storage."""
-        # A manifest is locked as the version is; other documents change.
+        # A manifest is locked like the files of its version; other documents change.
         locked = path.endswith(".json") and "/" in path and self._objects.locks()
         options = WriteOptions(content_type="application/json", if_none_match=True, legal_hold=locked)
         return Tag(self._store.put(self._prefix + path, body, options).etag)
@@ -200,7 +200,7 @@ class ObjectStorage:
         return ObjectTree(self._objects, f"{self._prefix}{path}/")
 
     def sweep(self, path: str) -> int:
-        """See Storage: a request takes effect as a whole, so nothing is left."""
+        """See Storage. Nothing is ever left, because a request takes effect as a whole."""
         return 0
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class ObjectStorage:
 
 
 class ObjectTree:
-    """See Tree. prefix: '' or ends with '/'. within: its beginning, below which links out of it may end, or None."""
+    """See Tree. prefix: '' or ends with '/'. within: as in DirectoryTree, but a prefix, with which `prefix` begins."""
 
     def __init__(self, objects: Objects, prefix: str, *, within: str | None = None) -> None:
         self._objects = objects
@@ -219,7 +219,7 @@ class ObjectTree:
 
     @property
     def location(self) -> str:
-        """As a URL."""
+        """The URL of the tree."""
         return f"s3://{self._objects.place.bucket}/{self._prefix.removesuffix('/')}"
 
     def scan(self) -> list[Node]:
@@ -271,14 +271,14 @@ class ObjectTree:
         return Piece(body, _mode_of(info, stat.S_IFREG))
 
     def begin(self) -> None:
-        """See Tree: nothing to do."""
+        """See Tree. Nothing to do."""
 
     def write(self, path: str, mode: int, size: int) -> _UploadSink:
         """See Tree."""
         return _UploadSink(self._objects, self._key(path), self._objects.options(stat.S_IFREG | mode), size)
 
     def make(self, entry: Entry, *, bare: bool) -> None:
-        """See Tree. A directory with the mode that every directory has, and something in it, needs no object."""
+        """See Tree. A directory with the default mode and something in it needs no object."""
         key = self._key(entry.path)
         if entry.kind == "directory":
             if not bare and entry.mode == _SEEN.directory_mode:
@@ -289,7 +289,7 @@ class ObjectTree:
         options = self._objects.options(stat.S_IFLNK | 0o777)
         try:
             self._store.put(key + LINK_SUFFIX, target, options)
-        except KeyTooLong:  # as the mount does (S-09)
+        except KeyTooLong:  # the mount does the same (S-09)
             self._store.put(key, target, options)
 
     def copy(self, source: ReadableTree, node: Node, path: str, mode: int) -> str | None:
@@ -308,7 +308,7 @@ class ObjectTree:
             return None
 
     def reaches(self, source: ReadableTree, node: Node) -> bool:
-        """See Tree. Our keys may not open the other bucket: tried with a byte, in an upload that is dropped."""
+        """See Tree. Whether our keys open another bucket is tried by copying one byte, in an upload that is aborted."""
         bucket = self._beside(source)
         if not bucket or not isinstance(source, ObjectTree):
             return bucket is not None
@@ -322,7 +322,7 @@ class ObjectTree:
                 key, upload_id, PartNumber(1), at, ByteRange(0, 1), state, source_bucket=bucket
             )
         except PreconditionFailed:
-            pass  # it changed since the scan, and reading it will say so
+            pass  # the file changed since the scan, and reading it will raise that error
         except _CANT_COPY:
             return False
         finally:
@@ -330,14 +330,14 @@ class ObjectTree:
         return True
 
     def _beside(self, source: ReadableTree) -> str | None:
-        """The bucket of a source on the same server; '' where it is this one, None on another server."""
+        """Return the bucket of a source on the same server; '' when it is this one, None when there is none."""
         if not isinstance(source, ObjectTree) or self._objects.place.endpoint != source._objects.place.endpoint:
             return None
         there = source._objects.place.bucket
         return "" if there == self._objects.place.bucket else there
 
     def adopt(self, tree: Tree, entry: Entry, state: str) -> str | None:
-        """See Tree: by a copy on the server."""
+        """See Tree. The server copies the file."""
         if not isinstance(tree, ObjectTree):
             return None
         node = Node(entry.path, "file", entry.size, at=tree._key(entry.path), state=state)
@@ -376,7 +376,7 @@ class ObjectTree:
     def _delete(self, keys: list[str]) -> int:
         if self._objects.locks():
             list(self._objects.threads.map(self._release, keys))
-        # Those deepest first: a store that keeps a disk's directories removes none that is not empty.
+        # The deepest keys first: a server that keeps keys as a disk's directories removes only empty ones.
         failures = self._store.delete_many(sorted(keys, reverse=True))
         for failure in failures:
             raise InvalidRequest(f"removing {failure.key}: {failure.message}", key=failure.key, code=failure.code)
@@ -390,14 +390,14 @@ class ObjectTree:
         return self._prefix + "/".join(segment_of(name.encode()) for name in path.split("/"))
 
     def _shown(self, segments: Sequence[str], listed: ListedObject) -> str:
-        """The path that a mount shows."""
+        """Return the path that a mount shows for the segments of a key. Errors: SourceInvalid."""
         try:
             return b"/".join(map(name_of, segments)).decode()
         except UnicodeDecodeError:
             raise SourceInvalid(f"{self._url(listed.key)}: its name is not UTF-8; rename it") from None
 
     def _links(self, links: dict[str, ListedObject]) -> Iterator[Node]:
-        """The links with their targets, each of which is an object's content."""
+        """Yield the links with their targets, each of which is an object's content."""
 
         def target_of(listed: ListedObject) -> str:
             if listed.size > _LINK_MAX:
@@ -437,7 +437,7 @@ class ObjectTree:
         return Node(path, "file", info.size, at=key, state=info.etag)
 
     def _directories(self, directories: dict[str, ListedObject | None]) -> Iterator[Node]:
-        """Directories with their modes, which only their markers know."""
+        """Yield the directories with their modes, which are known from their marker objects only."""
         markers = [(path, listed) for path, listed in directories.items() if listed is not None]
         modes: dict[str, int] = {}
         for first in range(0, len(markers), _HEAD_KEYS):
@@ -462,7 +462,7 @@ class ObjectTree:
 
 
 class _UploadSink:
-    """See Sink: one request, or an upload in parts of which several are under way."""
+    """See Sink. The file is sent in one request, or as a multipart upload with several parts under way."""
 
     def __init__(self, objects: Objects, key: str, options: WriteOptions, size: int) -> None:
         self.state = ""
@@ -519,14 +519,14 @@ class _UploadSink:
             with suppress(StoreError):
                 each.result()
         if self._upload_id:
-            with suppress(StoreError):  # what can't be dropped now goes with the tree
+            with suppress(StoreError):  # an upload that can't be aborted now is removed with the tree
                 self._store.abort_upload(self._key, self._upload_id)
 
 
 def _released(
     threads: ThreadPoolExecutor, job: Callable[[], tuple[PartNumber, ETag]], release: Callable[[], None]
 ) -> Future[tuple[PartNumber, ETag]]:
-    """Start a job; release is called when it has ended, however."""
+    """Start a job; `release` is called when the job has ended, also with an error, or could not be started."""
     try:
         future = threads.submit(job)
     except BaseException:

@@ -1,9 +1,9 @@
-"""A version as an OCI image layout: for image volumes and KServe's modelcars, with any tool that pushes layouts.
+"""Export a version as an OCI image layout for image volumes and KServe's modelcars; any tool for layouts can push it.
 
 Sources: OCI image format specification 1.1 (image layout, image index, manifest, configuration, layers). The files are
-below models/ in the image, where KServe looks for them. Layers are plain tar archives: weights don't compress, and so
-the digests depend on the version alone. Equal versions make equal layouts. Without a base the image holds data only,
-and is listed for amd64 and arm64 with the same layers.
+below models/ in the image, where KServe looks for them. Layers are plain tar archives, because weights don't
+compress; so the digests depend on the version alone. Equal versions make equal layouts. Without a base the image holds
+data only, and is listed for amd64 and arm64 with the same layers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datastore.models.transfer import Transfer
 
 PREFIX = "models/"
 LAYER_BYTES = 4 << 30
-"""A layer is closed when it is this large: registries and pulls take several side by side, and refuse huge ones."""
+"""The most bytes of a layer with several files: registries and pulls take several at once, and refuse huge layers."""
 ARCHITECTURES = ("amd64", "arm64")
 DIGEST_LABEL = "dev.datastore.model.digest"
 VERSION_LABEL = "dev.datastore.model.version"
@@ -43,18 +43,18 @@ Descriptor = Mapping[str, Any]
 
 
 class Layout:
-    """A directory in the form of the specification. Errors: ModelError for what is none."""
+    """A directory that is an OCI image layout. Errors: ModelError when the directory is not a valid one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def begin(self) -> None:
-        """Make an empty one."""
+        """Make the directory, without an index and blobs."""
         (self.root / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
         (self.root / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
 
     def images(self) -> list[Descriptor]:
-        """The manifests that its index lists, also in indexes of indexes."""
+        """Return the descriptors of the images that the index lists, also those in indexes below the index."""
         try:
             index = json.loads((self.root / "index.json").read_bytes())
         except (OSError, ValueError) as error:
@@ -62,7 +62,7 @@ class Layout:
         return list(self._images(index, 4))
 
     def document(self, descriptor: Descriptor) -> dict[str, Any]:
-        """A JSON blob, checked."""
+        """Read a JSON blob and check its digest."""
         path = self.blob(str(descriptor["digest"]))
         body = path.read_bytes() if path.stat().st_size <= _DOCUMENT_MAX else b""
         if f"sha256:{hashlib.sha256(body).hexdigest()}" != descriptor["digest"]:
@@ -71,7 +71,7 @@ class Layout:
         return found
 
     def blob(self, digest: str) -> Path:
-        """Where a blob is."""
+        """Return the path of a blob."""
         kind, _, value = digest.partition(":")
         if kind != "sha256" or len(value) != 64 or not all(each in "0123456789abcdef" for each in value):
             raise ModelError(f"{self.root}: has a blob of digest {digest[:80]!r}, and only sha256 is read")
@@ -81,18 +81,18 @@ class Layout:
         return path
 
     def add_document(self, media_type: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A JSON blob; its descriptor."""
+        """Write a JSON blob and return its descriptor."""
         body = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
         digest = hashlib.sha256(body).hexdigest()
         (self.root / "blobs" / "sha256" / digest).write_bytes(body)
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(body)}
 
     def add_blob_of(self, other: Layout, descriptor: Descriptor) -> None:
-        """A blob of another layout."""
+        """Copy a blob from another layout."""
         shutil.copyfile(other.blob(str(descriptor["digest"])), self.root / "blobs/sha256" / descriptor["digest"][7:])
 
     def write_index(self, manifests: Sequence[Descriptor]) -> None:
-        """Last: it makes the layout one."""
+        """Write the index, as the last step: only the index makes the directory a layout."""
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": list(manifests)}
         (self.root / "index.json").write_text(json.dumps(index, separators=(",", ":"), sort_keys=True))
 
@@ -115,10 +115,9 @@ def export_layout(
     layer_bytes: int = LAYER_BYTES,
     token: str = "",
 ) -> VersionManifest:
-    """A new layout at a place. base: the layout of an image that this one is put on, such as one with a shell.
+    """Write a new layout at a place. base: the layout of an image to add the layers to, such as one with a shell.
 
-    token: names the directory beside the place in which it is made; left out, a random one.
-
+    token: is in the name of the temporary directory beside the place, in which the layout is made; '': a random one.
     Errors: AlreadyExists; ModelError for the base; VersionDamaged; then nothing is there.
     """
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -149,7 +148,7 @@ def export_layout(
 
 
 def cut(entries: Sequence[Entry], layer_bytes: int) -> Iterator[list[Entry]]:
-    """The entries of each layer, with the directories that they are in, so that a layer does not change their modes."""
+    """Yield each layer's entries, with the directories above the first, so that a layer does not change their modes."""
     directories = {entry.path: entry for entry in entries if entry.kind == "directory"}
     layer: list[Entry] = []
     size = 0
@@ -184,7 +183,7 @@ def _add_image(
     config: Mapping[str, Any],
     base: Path | None,
 ) -> dict[str, Any]:
-    """One image; over: the manifest of the one beneath."""
+    """Add an image and return its descriptor. over: the manifest of the base image; config: its configuration."""
     beneath = list(over["layers"]) if over else []
     if base is not None:
         for each in beneath:
@@ -214,7 +213,7 @@ def _add_image(
 
 
 def _bases(layout: Layout) -> list[tuple[dict[str, Any] | None, dict[str, Any]]]:
-    """Manifest and configuration of each image of a base."""
+    """Return the manifest and the configuration of each image of a base."""
     found: list[tuple[dict[str, Any] | None, dict[str, Any]]] = []
     for each in layout.images():
         manifest = layout.document(each)
@@ -229,7 +228,7 @@ def _said(manifest: VersionManifest) -> dict[str, str]:
 
 
 class _Digesting:
-    """A file, with the digest of what is written to it."""
+    """A file that computes the digest and the size of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.sha256 = hashlib.sha256()

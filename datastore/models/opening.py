@@ -1,4 +1,4 @@
-"""From where data is (datastore/api/source.py) to what models are saved in and from."""
+"""Open a place of data (datastore/api/source.py) as a store of models, or as a tree to save from or export to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROBE_DEADLINE_S = 10.0
 
 @contextmanager
 def opened_storage(source: Source) -> Iterator[Storage]:
-    """The store of models at a place: a bucket, or a directory where anything else is mounted. Errors: StoreError."""
+    """Open the store of models in a bucket, or in the directory where other storage is mounted. Errors: StoreError."""
     if isinstance(source, S3Location):
         with _objects(source, writable=True) as objects:
             yield ObjectStorage(objects, source.prefix)
@@ -28,7 +28,7 @@ def opened_storage(source: Source) -> Iterator[Storage]:
 
 @contextmanager
 def opened_tree(source: Source, path: str, *, writable: bool = False) -> Iterator[Tree]:
-    """A directory below a place ('' is the place itself), there or not. Errors: StoreError, InvalidRequest."""
+    """Open a directory below a place ('' is the place); it need not exist. Errors: StoreError, InvalidRequest."""
     names = [name for name in path.split("/") if name]
     if ".." in names or "." in names:
         raise InvalidRequest(f"{path}: '.' and '..' lead nowhere in a Datastore; write the path below it")

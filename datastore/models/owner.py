@@ -1,4 +1,4 @@
-"""Which process works on something, so that others on the machine know when it is dead."""
+"""The identity of the process that works on something, so that others on the machine can see when it is dead."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def identity() -> dict[str, str]:
-    """This process: its machine since the last start, its process namespace, its number and when that began."""
+    """Return the identity of this process: its host, the boot id, its PID namespace, its PID and its start time."""
     return {"host": socket.gethostname(), "kernel": _kernel(), "process": f"{os.getpid()}:{_started(os.getpid())}"}
 
 
 def is_dead(said: dict[str, str]) -> bool:
-    """Whether the process of an identity is known to be dead; False where that can't be seen from here."""
+    """Return whether the process of an identity is known to be dead; False when this process can't see that."""
     number, _, started = said.get("process", "").partition(":")
     if not number.isdecimal() or not started or said.get("kernel") != _kernel():
         return False
@@ -21,7 +21,7 @@ def is_dead(said: dict[str, str]) -> bool:
 
 
 def _kernel() -> str:
-    """Equal for processes that see each other. '' where the system does not say."""
+    """Return the boot id and the PID namespace, equal for processes that see each other; '' when they are unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -30,7 +30,7 @@ def _kernel() -> str:
 
 
 def _started(number: int) -> str:
-    """When a process began, in ticks since the machine did (proc(5), stat, field 22); '' when there is none."""
+    """Return a process's start in clock ticks since boot (proc(5), stat, field 22); '' for none or a zombie."""
     try:
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:

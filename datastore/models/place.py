@@ -1,4 +1,4 @@
-"""The place of a version in a store, as a Datastore of its own: what mounts its files, read-only. Pure."""
+"""The place of a version in a store, as a Datastore of its own that mounts its files read-only. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datastore.api.datastore import Datastore, DatastoreSpec
 
 
 def below_store(model: str, number: int) -> str:
-    """The directory of a version, below the store."""
+    """Return the directory of a version, relative to the store's root."""
     return f"{model}/{number}"
 
 
 def version_spec(spec: DatastoreSpec, model: str, number: int) -> DatastoreSpec:
-    """What mounts a version, read-only and with the modes that were saved, out of a store with this spec."""
+    """Return the spec that mounts a version of the store with this spec, read-only and with the saved modes."""
     below = below_store(model, number)
     changes: dict[str, object] = {"read_only": True, "attributes": "full", "write_back": None}
     if spec.s3:
@@ -23,7 +23,7 @@ def version_spec(spec: DatastoreSpec, model: str, number: int) -> DatastoreSpec:
 
 
 def version_datastore(datastore: Datastore, model: str, number: int) -> Datastore:
-    """The Datastore that shows a version of a store."""
+    """Return the Datastore that shows a version of a store."""
     return datastore.model_copy(
         update={
             "metadata": datastore.metadata.model_copy(update={"name": f"{model}-{number}"}),

@@ -1,4 +1,4 @@
-"""How far long work is: a stream of events for a bar on a terminal or an object's status; and how it is stopped."""
+"""Long work's progress, as events for a terminal's progress bar or an object's status, and how the work is stopped."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from datastore.models.errors import SaveLost
 Phase = Literal["looking", "reading", "copying", "checking", "removing"]
 
 EVERY_S = 0.25
-"""At most four events a second: a terminal shows no more, and a status far less."""
+"""Seconds between two events within a phase, except for its last event; neither a terminal nor a status needs more."""
 _FILE_COSTS_BYTES = 256 << 10
-"""For the estimate: opening a file takes about as long as so many bytes of it."""
+"""For the estimate of the time left: opening a file takes about as long as processing this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One look at the work. eta_s: seconds left; None while nothing can be said."""
+    """How far the work is at one moment. eta_s: the estimated seconds left; None while there is no estimate."""
 
     phase: Phase
     files: int
@@ -32,7 +32,7 @@ class Event:
     eta_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """For a line of a log or a status."""
+        """Return the event as a JSON object, for a line of a log or a status."""
         return asdict(self)
 
 
@@ -40,7 +40,7 @@ Listener = Callable[[Event], None]
 
 
 class Stopped(SaveLost):
-    """The work was asked to stop. resume: what is done already may be gone on with."""
+    """The work was asked to stop. resume: whether another attempt may continue with what is done already."""
 
     def __init__(self, text: str, *, resume: bool) -> None:
         super().__init__(text)
@@ -48,7 +48,7 @@ class Stopped(SaveLost):
 
 
 class Progress:
-    """Counts, tells, and stops. Threads: any; the listener is called by one at a time."""
+    """Counts what is done, calls the listener (one call at a time), and stops the work. Any thread may use it."""
 
     def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._listener = listener
@@ -60,7 +60,7 @@ class Progress:
         self._began = self._told = clock()
 
     def begin(self, phase: Phase, files: int = 0, size_bytes: int = 0) -> None:
-        """The next part of the work, of which so much is to be done."""
+        """Begin the next phase of the work, in which this many files and bytes are to be processed."""
         with self._lock:
             self._phase, self._files_total, self._bytes_total = phase, files, size_bytes
             self._files = self._bytes = 0
@@ -68,7 +68,7 @@ class Progress:
             self._tell()
 
     def count(self, files: int, size_bytes: int) -> None:
-        """So much more is done. Errors: Stopped."""
+        """Add this many files and bytes to what is done. Errors: those of check()."""
         self.check()
         with self._lock:
             self._files += files
@@ -78,15 +78,15 @@ class Progress:
                 self._tell()
 
     def stop(self, *, resume: bool) -> None:
-        """Ask the work to end: what is under way ends with an error. resume: see Stopped."""
+        """Ask the work to end: its next count() or check() raises Stopped. resume: see Stopped."""
         self._stop = Stopped("interrupted", resume=resume)
 
     def fail(self, error: DatastoreError) -> None:
-        """The same with another error."""
+        """Ask the work to end with this error in place of Stopped."""
         self._stop = error
 
     def check(self) -> None:
-        """Errors: Stopped, or what fail() was given."""
+        """Errors: Stopped after stop(), or the error that fail() was given."""
         if self._stop is not None:
             raise self._stop
 

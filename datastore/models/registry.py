@@ -1,15 +1,14 @@
-"""The models of one store: numbers, versions, aliases and who uses a version. All that changes does by one document.
+"""The models of one store: numbers, versions, aliases and uses of versions. Every change is to one document.
 
-    NAME/7/             the files of version 7, as they were
-    NAME/7.json         its manifest, created last: that is what makes it a version
-    NAME/7.saving       created first: the number belongs to one save of one process, for ever
-    NAME/aliases/prod   a number
+    NAME/7/             the files of version 7, as they were saved
+    NAME/7.json         its manifest, created last: only the manifest makes the number a version
+    NAME/7.saving       created first: reserves the number for one save of one process
+    NAME/aliases/prod   the number that the alias means
     NAME/uses/7/ID      who serves version 7
-    .datastore.models.json   in the root: which layout this is
+    .datastore.models.json   in the root: the format of the store
 
-A number that was given up or deleted has a manifest that says so ("removed"). It is put in the place where the save
-would create its own, so that a save that was taken for dead can't become a version afterwards, and no number comes
-twice.
+A number that was given up or deleted has a manifest with "removed" under the name at which the save would create its
+own. So a save that was taken for dead can't become a version any more, and no two versions have the same number.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from datastore.models.storage import Document, Storage, Tag, Tree
 LAYOUT = "datastore.dev/model-store/v1"
 MARKER = ".datastore.models.json"
 STALE_S = 900.0
-"""A save of another machine that has said nothing for so long is dead. It says something every BEAT_S."""
+"""A save on another machine is dead after this many seconds without a renewal; a live save renews every BEAT_S."""
 BEAT_S = 30.0
 _ATTEMPTS = 1000
-"""Of finding a free number: one for each save that began at the same moment."""
+"""The most attempts to find a free number; each save that began at the same moment costs one."""
 _NOBODY = Tag("0" * 32)
 
 
 class Number(NamedTuple):
-    """What there is of one number of a model."""
+    """Which files and directories one number of a model has."""
 
     manifest: bool = False
     saving: bool = False
@@ -49,7 +48,7 @@ class Number(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """What an alias says, and the state of its document."""
+    """The version that an alias means, and the state of the alias's document."""
 
     version: int
     tag: Tag
@@ -57,18 +56,18 @@ class Alias(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Somebody who serves a version, so that it is not deleted. id: the UID of the object."""
+    """A Serving or process that serves a version, so that it isn't deleted. id: a Serving's UID, or a unique text."""
 
     id: str
     who: str
-    """For people: 'Serving prod/digits'."""
+    """The name for people, such as 'Serving prod/digits'."""
     process: Mapping[str, str] = field(default_factory=dict)
-    """As owner.identity() has it; when that process is seen to be dead, the use has ended. Empty: it says so itself."""
+    """From owner.identity(): the use ends when the process is seen to be dead. Empty: only remove_use() ends it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Saving:
-    """A save that is not a version yet, as its document says. done: what may be gone on with, by its path."""
+    """A save that is not a version yet, as its document says. done: the files that another save may take over."""
 
     model: str
     number: int
@@ -80,7 +79,7 @@ class Saving:
     tag: Tag = _NOBODY
 
     def body(self) -> bytes:
-        """The document."""
+        """Return the content of the document."""
         said = {
             "save": self.save_id,
             "source": self.source,
@@ -93,7 +92,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """What is left of one number that is no version."""
+    """A number that is not a version, but of which something is left."""
 
     model: str
     number: int
@@ -101,7 +100,7 @@ class Garbage:
 
 
 class Models:
-    """See above. who: the person or account, for manifests. now: seconds since the epoch."""
+    """The models of one store. who: the person or account that manifests name. now: gives seconds since the epoch."""
 
     def __init__(self, storage: Storage, *, who: str = "", now: Callable[[], float] = time.time) -> None:
         self.storage = storage
@@ -109,10 +108,7 @@ class Models:
         self._now = now
 
     def check(self) -> None:
-        """Before anything is written: make the layout's document, and try on it what everything depends on.
-
-        Errors: Unsupported, saying what to use instead.
-        """
+        """Before the first write, try conditional writes on MARKER. Errors: Unsupported, saying what to use instead."""
         self.storage.check()
         body = json.dumps({"format": LAYOUT}).encode()
         try:
@@ -137,11 +133,11 @@ class Models:
             raise Unsupported(f"{self.storage.location}: has another layout than {LAYOUT}: {found[:200]!r}")
 
     def names(self) -> list[str]:
-        """The models that have, or had, a version."""
+        """Return the names of the models that have, had or will have a version."""
         return sorted(name for each, is_directory in self.storage.names("") if is_directory and is_model(name := each))
 
     def numbers(self, model: str) -> dict[int, Number]:
-        """Every number of a model that was ever given out and left something."""
+        """Return every number of a model of which something exists, in ascending order."""
         found: dict[int, Number] = {}
         for name, is_directory in self.storage.names(check_model(model)):
             stem, dot, ending = name.partition(".")
@@ -158,7 +154,7 @@ class Models:
         return dict(sorted(found.items()))
 
     def manifest(self, model: str, number: int) -> VersionManifest:
-        """A version with its entries. Errors: ModelNotFound, VersionDamaged."""
+        """Read a version's manifest with its entries. Errors: ModelNotFound, VersionDamaged."""
         path = _manifest_path(model, number)
         try:
             document = self.storage.read(path)
@@ -168,25 +164,25 @@ class Models:
         return self._checked(found, model, number)
 
     def head(self, model: str, number: int) -> VersionManifest:
-        """A version without its entries. Errors: ModelNotFound, VersionDamaged."""
+        """Read the head of a version's manifest, which has no entries. Errors: ModelNotFound, VersionDamaged."""
         found = self._head(model, number)
         if found is None:
             raise self._no_version(model, number)
         return self._checked(found, model, number)
 
     def versions(self, model: str) -> Iterator[VersionManifest]:
-        """The heads of all versions, the newest first."""
+        """Yield the heads of all versions, the newest first."""
         for number, there in sorted(self.numbers(model).items(), reverse=True):
             found = self._head(model, number) if there.manifest else None
             if found is not None and found.removed is None:
                 yield self._checked(found, model, number)
 
     def newest(self, model: str) -> VersionManifest | None:
-        """The head of the newest version."""
+        """Return the head of the newest version; None when there is no version."""
         return next(self.versions(model), None)
 
     def resolve(self, reference: Reference) -> int:
-        """The number that a reference means. Errors: ModelNotFound."""
+        """Return the version number that a reference means. Errors: ModelNotFound."""
         if reference.version is not None:
             return self.head(reference.model, reference.version).version
         if reference.alias is not None:
@@ -201,13 +197,13 @@ class Models:
         return newest.version
 
     def tree(self, model: str, number: int) -> Tree:
-        """The files of a version."""
+        """Return the tree of a version's files."""
         return self.storage.tree(f"{check_model(model)}/{number}")
 
     # Aliases
 
     def aliases(self, model: str) -> dict[str, int]:
-        """The aliases of a model and the numbers that they hold."""
+        """Return the aliases of a model and the numbers that they mean."""
         found = {}
         for name, is_directory in self.storage.names(f"{check_model(model)}/aliases"):
             if not is_directory and is_alias(name) and (alias := self.alias(model, name)) is not None:
@@ -215,7 +211,7 @@ class Models:
         return dict(sorted(found.items()))
 
     def alias(self, model: str, name: str) -> Alias | None:
-        """What one alias says; None when there is none. Errors: VersionDamaged when it holds no number."""
+        """Read an alias; None when it does not exist. Errors: VersionDamaged when it holds no number."""
         path = f"{check_model(model)}/aliases/{check_alias(name)}"
         try:
             document = self.storage.read(path)
@@ -229,9 +225,9 @@ class Models:
         return Alias(number, document.tag)
 
     def set_alias(self, model: str, name: str, number: int, *, expected: int | None = None) -> int | None:
-        """Move an alias to a version; where it was before. expected: it must be there now; 0: it must not exist.
+        """Move an alias to a version; return where it was. expected: where it must be now; 0: it must not exist.
 
-        Errors: ModelNotFound; ModelError when it is elsewhere, or somebody moves it at the same time.
+        Errors: ModelNotFound; ModelError when the alias is elsewhere, or another writer moves it at the same time.
         """
         self.check()
         self.head(model, number)
@@ -261,15 +257,15 @@ class Models:
         return present.version if present else None
 
     def remove_alias(self, model: str, name: str) -> None:
-        """Errors: ModelNotFound."""
+        """Remove an alias. Errors: ModelNotFound."""
         if self.alias(model, name) is None:
             raise ModelNotFound(f"{model} has no alias {name}")
         self.storage.remove(f"{model}/aliases/{name}")
 
-    # Who serves a version
+    # Uses: who serves a version
 
     def add_use(self, model: str, number: int, use: Use) -> None:
-        """From now on the version can't be deleted. Repeated: the same. Errors: ModelNotFound."""
+        """Record a use, so that the version can't be deleted from now on; idempotent. Errors: ModelNotFound."""
         path = f"{check_model(model)}/uses/{number}/{use.id}"
         with contextlib.suppress(AlreadyExists):
             self.storage.create(path, json.dumps({"who": use.who, "process": dict(use.process)}).encode())
@@ -280,11 +276,11 @@ class Models:
             raise
 
     def remove_use(self, model: str, number: int, use_id: str) -> None:
-        """Repeated: the same."""
+        """Remove a use; idempotent."""
         self.storage.remove(f"{check_model(model)}/uses/{number}/{use_id}")
 
     def uses(self, model: str, number: int) -> list[Use]:
-        """Who serves a version; of this machine only processes that live."""
+        """Return the uses of a version; those of dead processes of this machine are removed."""
         found = []
         for name, _ in self.storage.names(f"{check_model(model)}/uses/{number}"):
             try:
@@ -302,7 +298,7 @@ class Models:
     # Saves
 
     def reserve(self, model: str, save_id: str, source: str) -> Saving:
-        """A number that nobody had and nobody else will have. Errors: StoreError."""
+        """Reserve a number that no version or other save has. Errors: StoreError; ModelError when none was found."""
         known = self.numbers(model)
         number = max(known, default=0)
         for _ in range(_ATTEMPTS):
@@ -314,31 +310,31 @@ class Models:
                 continue
             if self._head(model, number) is None:
                 return saving
-            # It was a version, or was given up, after we had looked.
+            # The number became a version, or was given up, after the numbers were listed.
             self.storage.remove(_saving_path(model, number))
         raise ModelError(f"{model}: no free number was found in {_ATTEMPTS} attempts")
 
     def renew(self, saving: Saving) -> None:
-        """Say that the save goes on, and how far it is. Errors: SaveLost when it was taken for dead."""
+        """Renew a save's document, with what is done so far. Errors: SaveLost when it was taken for dead."""
         try:
             saving.tag = self.storage.replace(_saving_path(saving.model, saving.number), saving.body(), saving.tag)
         except PreconditionFailed:
             raise self._lost(saving) from None
 
     def commit(self, saving: Saving, manifest: VersionManifest) -> None:
-        """Make the version. Errors: SaveLost when it was taken for dead."""
+        """Create the manifest, which makes the version. Errors: SaveLost when the save was taken for dead."""
         path = _manifest_path(saving.model, saving.number)
         try:
             self.storage.create(path, manifest.text().encode())
         except AlreadyExists:
             raise self._lost(saving) from None
-        with contextlib.suppress(StoreError):  # it is a version; whoever collects garbage sees that
+        with contextlib.suppress(StoreError):  # the number is a version already; garbage() removes the rest
             self.storage.remove(_saving_path(saving.model, saving.number))
 
     def withdraw(self, saving: Saving) -> None:
-        """Give a number up that this process has, when nothing of it is under way any more.
+        """Give up a number that this process reserved, when none of its requests is under way any more.
 
-        It is given out again, unless a write of it was not answered and may still take effect.
+        The number may be reserved again, unless a write below it was not answered and may still take effect.
         """
         tree = self.tree(saving.model, saving.number)
         if tree.is_quiet():
@@ -348,13 +344,13 @@ class Models:
             self._clear(saving.model, saving.number)
 
     def savings(self, model: str) -> Iterator[Saving]:
-        """The saves that are no versions yet, whether they go on or not."""
+        """Yield the saves that are not versions yet, whether they still run or not."""
         for number, there in self.numbers(model).items():
             if there.saving and (found := self._saving(model, number)) is not None:
                 yield found
 
     def is_dead(self, saving: Saving, stale_s: float = STALE_S) -> bool:
-        """Whether a save can't go on: it said so, its process is gone, or it has said nothing for too long."""
+        """Return whether a save can't go on: it stopped, its process is dead, or it was not renewed for `stale_s`."""
         if saving.state == "stopped" or owner.is_dead(saving.owner):
             return True
         try:
@@ -363,13 +359,13 @@ class Models:
             return False
 
     def give_up(self, saving: Saving) -> bool:
-        """Make sure that a dead save never becomes a version; False: it became one before."""
+        """Make sure that a dead save never becomes a version; return False when it is one already."""
         return self._fence(saving.model, saving.number)
 
     # Removal
 
     def delete(self, model: str, number: int) -> int:
-        """Delete a version; how many files that were. Errors: ModelNotFound; VersionInUse, naming by whom."""
+        """Delete a version; return how many files went. Errors: ModelNotFound; VersionInUse, naming alias or user."""
         self._refuse_used(model, number)
         path = _manifest_path(model, number)
         document = self._version_document(model, number)
@@ -386,7 +382,7 @@ class Models:
         return self.tree(model, number).remove()
 
     def garbage(self, model: str, stale_s: float = STALE_S) -> Iterator[Garbage]:
-        """What is left of numbers that are no versions: deletions and saves that were cut off."""
+        """Yield what interrupted deletions and saves left; remove the `.saving` documents that versions still have."""
         for number, there in self.numbers(model).items():
             if not (there.tree or there.saving):
                 continue
@@ -401,20 +397,20 @@ class Models:
                     yield Garbage(model=model, number=number, why="unfinished")
 
     def remove_garbage(self, garbage: Garbage) -> int:
-        """Remove it; how many files and uploads that were. A save that went on after all is left alone: 0."""
+        """Remove what is left; return how many files and uploads went: 0 if the save has become a version after all."""
         return self._clear(garbage.model, garbage.number)
 
     def sweep(self, model: str) -> int:
-        """Remove what interrupted writers of documents left; how many files that were."""
+        """Remove what interrupted writers of documents left; return how many files went."""
         folders = (model, f"{model}/aliases", f"{model}/uses")
         return sum(self.storage.sweep(folder) for folder in folders)
 
     def time(self) -> str:
-        """Now, as manifests have it."""
+        """Return the time now, in the format of manifests."""
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _clear(self, model: str, number: int) -> int:
-        """Files and uploads first, and the save's document last: whoever comes after a crash in between goes on."""
+        """Fence a number, then remove its tree, and its save's document last, so that a repetition mends a crash."""
         if not self._fence(model, number):
             return 0
         removed = self.tree(model, number).remove()
@@ -422,7 +418,7 @@ class Models:
         return removed
 
     def _fence(self, model: str, number: int) -> bool:
-        """Put the word that a number is no version where its manifest would be; False: it is a version."""
+        """Keep a number from becoming a version, by a manifest with `removed`; return False when it is a version."""
         try:
             self.storage.create(_manifest_path(model, number), self._gone(model, number, "unfinished"))
         except AlreadyExists:
@@ -473,7 +469,7 @@ class Models:
         return found
 
     def _saving(self, model: str, number: int) -> Saving | None:
-        """What a save says of itself; None when it has just ended. One that can't be read is nobody's."""
+        """Read a save's document; None when the save has just ended. A document without JSON has no owner."""
         try:
             document = self.storage.read(_saving_path(model, number))
         except NotFound:

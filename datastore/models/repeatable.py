@@ -1,7 +1,7 @@
-"""An export that is checked again where it was written, and may be repeated after a kill at any moment.
+"""An export whose result is read and checked again, and that may be repeated after a kill at any moment.
 
-What is at the place already counts as exported when every byte of it is what was saved; what is anything else is
-another's, and left alone.
+What is already at the place counts as exported when every byte of it is as it was saved; anything else belongs to
+somebody else and is left alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Form = Literal["directory", "tar", "oci"]
 def export_repeatably(
     models: Models, model: str, number: int, target: Source, path: str, form: Form, token: str, progress: Progress
 ) -> VersionManifest:
-    """Bring a version to a path of a Datastore. token: equal for attempts of one export, different for others.
+    """Export a version to a path of a Datastore. token: equal for all attempts of one export, different for others.
 
-    A bucket gets a directory's files directly, so that its server copies them where it can; all else is a mounted
-    directory. Errors: AlreadyExists for what is there and is something else; VersionDamaged; StoreError.
+    A directory's files are written to a bucket directly, so that its server copies them where it can; everything else
+    is written to a mounted directory. Errors: AlreadyExists when something else is there; VersionDamaged; StoreError.
     """
     if isinstance(target, S3Location):
         if form != "directory":
@@ -70,7 +70,7 @@ def export_repeatably(
 def export_tar_file(
     models: Models, model: str, number: int, place: Path, token: str, progress: Progress
 ) -> VersionManifest:
-    """A tar file that appears when it is whole. token: see above. Errors: AlreadyExists."""
+    """Write a tar file that appears when it is whole. token: see export_repeatably(). Errors: AlreadyExists."""
     if place.exists():
         raise AlreadyExists(f"{place}: is there already; give another name, or remove it")
     partial = place.with_name(f".{place.name[:200]}.{token}.partial")

@@ -1,11 +1,11 @@
 """Save a directory as the next version of a model.
 
-    reserve a number -> read every file once, for its digest -> the same as the newest version? then nothing is saved
-                                                             -> commit: the manifest is created
+    reserve a number -> read every file once, for its digest -> all is as in the newest version: nothing is saved
+                                                             -> else commit: the manifest is created
 
-On one S3 endpoint the server copies each file after it was read, and only the very state that was read (If-Match).
-Else the bytes that are read go to the store at the same time. What an interrupted save of the same source had finished
-is taken over. Whatever ends a save early, no version is there, and its number is never used again.
+On one S3 endpoint the server copies each file after it was read, and only the state that was read (If-Match); otherwise
+the bytes go to the store as they are read. Files that an interrupted save of the same source finished are taken over. A
+save that ends early makes no version, and its number is given out again only if no write of it can still take effect.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from datastore.models.storage import Node, ReadableTree, Tree
 from datastore.models.transfer import Moved, Transfer
 
 _RECENT = 20
-"""A repeated save looks for itself among so many versions."""
+"""Among how many of the newest versions a repeated save looks for its own."""
 
 
 class Saved(NamedTuple):
-    """What a save came to. new False: the newest version has the same bytes, or this very save had made it before."""
+    """The result of a save. new: False when the newest version has the same bytes, or the same save made it earlier."""
 
     manifest: VersionManifest
     new: bool
     resumed_files: int = 0
-    """Of an interrupted save, taken over."""
+    """How many files were taken over from interrupted saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be saved, besides the bytes. save_id: repeated under the same one, a save is done once."""
+    """What is to be saved, besides the bytes. save_id: a save that is repeated under the same id is done once."""
 
     model: str
     lineage: Lineage = field(default_factory=Lineage)
@@ -49,34 +49,34 @@ class Wish:
     force: bool = False
     save_id: str = ""
     digest: str = ""
-    """What the source says that it is; '' where it says nothing."""
+    """The digest that the source says it has; '' when the source says nothing."""
     beat_s: float = BEAT_S
     stale_s: float = STALE_S
 
 
 class _Done(NamedTuple):
-    """What an interrupted save had done of a file."""
+    """What an interrupted save had done for one file."""
 
     entry: Entry
     state: str
-    """Of its copy; '' where none was made."""
+    """The state of the file's copy; '' when no copy was made."""
     tree: Tree
 
 
 def save(models: Models, source: ReadableTree, wish: Wish, progress: Progress) -> Saved:
-    """Errors: SourceChanged, SourceInvalid, SaveLost (as Stopped), StoreError; then no version is there."""
+    """Save a version. Errors: SourceChanged, SourceInvalid, VersionDamaged, SaveLost, StoreError; then none is made."""
     models.check()
     repeated = _saved_before(models, wish)
-    # One that was killed after its commit may have left what says that it goes on.
+    # A save that was killed after its commit may have left its `.saving` document.
     saved = _saved(models, source, wish, progress) if repeated is None else Saved(repeated, new=False)
-    with contextlib.suppress(StoreError):  # gc does it as well
+    with contextlib.suppress(StoreError):  # `gc` removes garbage as well
         for garbage in models.garbage(wish.model, wish.stale_s):
             models.remove_garbage(garbage)
     return saved
 
 
 def _saved(models: Models, source: ReadableTree, wish: Wish, progress: Progress) -> Saved:
-    """A save with a number of its own."""
+    """Save under a newly reserved number."""
     progress.begin("looking")
     nodes = _scan(source)
     saving = models.reserve(check_model(wish.model), wish.save_id or secrets.token_hex(8), source.location)
@@ -90,7 +90,7 @@ def _saved(models: Models, source: ReadableTree, wish: Wish, progress: Progress)
 
 
 class _Waiting:
-    """The files that are not copied yet, because all that was read so far is as in the newest version. Threads: any."""
+    """Files not copied yet, because everything read so far is as in the newest version. Any thread may use this."""
 
     def __init__(self, newest: VersionManifest | None, nodes: Sequence[Node]) -> None:
         entries = () if newest is None else newest.entries
@@ -101,7 +101,7 @@ class _Waiting:
         self._lock = threading.Lock()
 
     def takes(self, moved: Moved) -> bool:
-        """Whether this one waits, too; none does after the first that differs."""
+        """Let a file wait; return False for the first file that differs, and for all later files, which don't wait."""
         with self._lock:
             if moved.entry not in self._same:
                 self._same = set()
@@ -111,7 +111,7 @@ class _Waiting:
 
 
 class _Attempt:
-    """One save with its number."""
+    """One save under the number that it reserved."""
 
     def __init__(
         self, models: Models, source: ReadableTree, wish: Wish, progress: Progress, saving: Saving, nodes: list[Node]
@@ -129,7 +129,7 @@ class _Attempt:
         self._resumed = 0
 
     def run(self) -> Saved:
-        """From the first byte to the commit."""
+        """Do the save, from the first byte to the commit."""
         files = [node for node in self._nodes if node.kind == "file"]
         others = [_entry_of(node) for node in self._nodes if node.kind != "file"]
         largest = max(files, key=lambda node: node.size, default=None)
@@ -174,7 +174,7 @@ class _Attempt:
         return Saved(manifest, new=True, resumed_files=self._resumed)
 
     def end(self, error: BaseException) -> None:
-        """After a failure: leave what a repetition can go on with, or nothing."""
+        """Clean up after a failure: leave what a repeated save can take over, or nothing."""
         keeps = error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
         with contextlib.suppress(StoreError):
             if keeps and self._wrote:
@@ -185,7 +185,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Says every now and then that the save goes on, and what is done; ends it when it was taken for dead."""
+        """Renew the save's document with what is done, every `beat_s`; stop the save when it was taken for dead."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -193,7 +193,7 @@ class _Attempt:
                 try:
                     self._tell()
                 except StoreError:
-                    continue  # the next one, or the save itself, meets the same
+                    continue  # the next beat, or the save itself, meets the same error
                 except ModelError as error:
                     self._progress.fail(error)
                     return
@@ -212,7 +212,7 @@ class _Attempt:
         self._models.renew(self._saving)
 
     def _taken_over(self) -> dict[tuple[str, str], _Done]:
-        """What dead saves of the same source had done, by path and state of the source. They can't go on afterwards."""
+        """Give up the dead saves of the same source; return what they had done, by path and state in the source."""
         known: dict[tuple[str, str], _Done] = {}
         for other in self._models.savings(self._saving.model):
             same = other.number != self._saving.number and other.source == self._saving.source
@@ -228,17 +228,17 @@ class _Attempt:
         return known
 
     def _newest(self) -> VersionManifest | None:
-        """The version that this one may be the same as."""
+        """Return the newest version, which this save may equal; None when there is nothing to compare with."""
         head = None if self._wish.force else self._models.newest(self._saving.model)
         if head is None:
             return None
         try:
             return self._models.manifest(head.model, head.version)
-        except (ModelNotFound, VersionDamaged):  # deleted at this moment, or no use for a comparison
+        except (ModelNotFound, VersionDamaged):  # just deleted, or damaged, so of no use for a comparison
             return None
 
     def _read_into(self, transfer: Transfer, node: Node, known: Mapping[tuple[str, str], _Done]) -> Moved:
-        """One file, through here."""
+        """Read a file and write it to the store, or take it over from an interrupted save."""
         before = known.get((node.path, node.state)) if node.state else None
         if before is not None and before.state:
             state = self._target.adopt(before.tree, before.entry, before.state)
@@ -253,7 +253,7 @@ class _Attempt:
         known: Mapping[tuple[str, str], _Done],
         waiting: _Waiting,
     ) -> Moved:
-        """One file, read for its digest and then copied by the server; unless it may be the same version again."""
+        """Read a file for its digest and let the server copy it, unless it waits (see _Waiting)."""
         before = known.get((node.path, node.state)) if node.state else None
         moved = self._taken(node, before, "") if before else transfer.move(self._source, node, None)
         self._remember(moved)
@@ -274,7 +274,7 @@ class _Attempt:
         self._progress.check()
         self._wrote = True
         state = self._target.copy(self._source, node, entry.path, entry.mode)
-        if state is None:  # the server changed its mind
+        if state is None:  # the server can't copy after all
             self._remember(transfer.move(self._source, node, self._target))
         else:
             self._remember(Moved(node, entry, state))
@@ -325,12 +325,12 @@ def _scan(source: ReadableTree) -> list[Node]:
 
 
 def _entry_of(node: Node) -> Entry:
-    """What is known before a file is read."""
+    """Return what is known of an entry before its file is read."""
     return Entry(node.path, node.kind, node.mode or 0, target=node.target)
 
 
 def _saved_before(models: Models, wish: Wish) -> VersionManifest | None:
-    """The version that this very save had made."""
+    """Return the version that an earlier attempt of this save made."""
     if not wish.save_id:
         return None
     for _, manifest in zip(range(_RECENT), models.versions(wish.model), strict=False):

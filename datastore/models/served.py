@@ -1,8 +1,8 @@
-"""`python -m datastore.models.served --store DIR NAME:VERSION`: every byte of a version is read before it is served.
+"""`python -m datastore.models.served --store DIR NAME:VERSION` reads every byte of a version before it is served.
 
-This is the first container of each pod of a Serving. DIR shows the store, read-only. What was found is written to
---report, which the kubelet takes into the pod's status: the version and its digest as JSON, or what is damaged, with
-the path and both digests. Exit codes: 0 it is as it was saved; DAMAGED; UNREADABLE for all else.
+Each pod of a Serving runs it as an init container. The store is mounted read-only at DIR. The result is written to
+--report, which the kubelet copies into the pod's status: the version and its digest as JSON, or what is damaged, with
+the path and both digests. Exit codes: 0 when the version is as it was saved; DAMAGED; UNREADABLE for other errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DAMAGED = 3
 UNREADABLE = 4
 REPORT = "/dev/termination-log"
 REPORT_BYTES = 4000
-"""The kubelet takes 4,096 bytes."""
+"""The most bytes of a report; the kubelet keeps 4,096."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verified(store: str, text: str) -> tuple[int, str]:
-    """The exit code, and what to report."""
+    """Return the exit code and the text to report."""
     try:
         reference = parse_reference(text)
         models = Models(DirectoryStorage(store), who="serving")

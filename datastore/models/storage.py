@@ -1,9 +1,9 @@
-"""What a store of models has to offer: documents that change by compare-and-swap, and trees of files.
+"""The interface of a store of models: documents that change by compare-and-swap, and trees of files.
 
 Paths are text, relative to the root of the store, with '/' between names. Two kinds of storage implement this: a prefix
 of a bucket (objects.py), by conditional requests, and a mounted directory (directory.py), by exclusive creation and
-rename. All calls are synchronous, safe to call from many threads and bounded by the deadlines of what is beneath;
-Errors: StoreError, of which NotFound, AlreadyExists and PreconditionFailed mean what they do of objects.
+rename. All calls are synchronous, safe to call from many threads, and bounded by the deadlines of the bucket or mount.
+Errors: StoreError; NotFound, AlreadyExists and PreconditionFailed mean the same as for objects.
 """
 
 from __future__ import annotations
@@ -16,69 +16,69 @@ from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import Entry, Kind
 
 Tag = NewType("Tag", str)
-"""One state of a document; another after each change."""
+"""Identifies one state of a document; a changed document has another tag."""
 
 Body = bytes | bytearray | memoryview
 
 CHUNK_BYTES = 8 << 20
-"""Of a file, so much is read and sent at once. S3 takes parts of 5 MiB and more."""
+"""How many bytes of a file are read and sent at once. S3 takes parts of 5 MiB and more."""
 MAX_PARTS = 10_000
 
 
 def chunk_bytes(size: int) -> int:
-    """How a file of this size is cut: into chunks of 8 MiB, larger ones where there would be more than S3 takes."""
+    """Return the chunk size for a file of this size: 8 MiB, or more where 8 MiB would make more parts than S3 takes."""
     least = -(-size // MAX_PARTS)
     return max(CHUNK_BYTES, -(-least // (1 << 20)) << 20)
 
 
 class Document(NamedTuple):
-    """A small file that several writers may change."""
+    """The content and the state of a small file that several writers may change."""
 
     body: bytes
     tag: Tag
 
 
 class Name(NamedTuple):
-    """Something in a directory of the storage."""
+    """A name in a directory of the storage."""
 
     name: str
     is_directory: bool
 
 
 class Node(NamedTuple):
-    """One path of a tree, as a scan finds it."""
+    """One path of a tree, as a scan found it."""
 
     path: str
     kind: Kind
     size: int = 0
     mode: int | None = None
-    """Permission bits; None: only reading the file shows them."""
+    """Permission bits; None when only reading the file shows them."""
     target: str = ""
-    """Of a symlink."""
+    """The target of a symlink."""
     at: str = ""
-    """What the tree reads for it: the path, unless the file is stored in place of a link to it."""
+    """Where the tree reads the file (a path, key or offset); not at `path` when the file stands in for a link to it."""
     state: str = ""
-    """Differs when the content does: an ETag, or the times and numbers of stat(2)."""
+    """Differs when the content does: an ETag, or the size and the times of stat(2)."""
 
 
 class Piece(NamedTuple):
-    """Bytes of a file, and its mode with the type bits as far as its tree knows them."""
+    """Bytes of a file, and the file's mode, with the type bits as far as the tree knows them."""
 
     body: Body
     mode: int
 
 
 class Sink(Protocol):
-    """Takes one file in chunks of chunk_bytes(size), in order.
+    """A context manager that takes one file in chunks of chunk_bytes(size), in order.
 
-    When its block ends without an error the file is there, and durable; with one nothing of it is.
+    When the block ends without an error, the file exists and is durable; after an error nothing of the file exists.
     """
 
     state: str
-    """Of the file, once it is there: see Node.state."""
+    """The file's state, once the file exists: see Node.state."""
 
     def write(self, chunk: Body) -> None:
-        """The next chunk; its bytes must not change until the end of the block."""
+        """Take the next chunk, whose bytes must not change until the end of the block."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -89,69 +89,63 @@ class Sink(Protocol):
 
 
 class ReadableTree(Protocol):
-    """A directory with all that is below it, to be read."""
+    """A directory and everything below it, for reading."""
 
     @property
     def location(self) -> str:
-        """Where it is, for people: a URL or an absolute path."""
+        """Where the tree is, for people: a URL or an absolute path."""
         ...
 
     def scan(self) -> list[Node]:
-        """Every path below, parents first. Errors: SourceInvalid for what a version can't hold; NotFound."""
+        """Return every path below, parents first. Errors: SourceInvalid for what a version can't hold; NotFound."""
         ...
 
     def read(self, node: Node, start: int, stop: int) -> Piece:
-        """Bytes [start, stop) of a file. Errors: SourceChanged when it is not as the scan found it; NotFound."""
+        """Read bytes [start, stop) of a file. Errors: SourceChanged when it is not as the scan found it; NotFound."""
         ...
 
 
 class Tree(ReadableTree, Protocol):
-    """The same, to be written as well: by one process, once."""
+    """A tree that can be written as well, once and by one process only."""
 
     def begin(self) -> None:
         """Make the directory itself, before anything is written."""
         ...
 
     def write(self, path: str, mode: int, size: int) -> Sink:
-        """For a new file whose directory was made."""
+        """Return the sink for a new file, whose directory must exist."""
         ...
 
     def make(self, entry: Entry, *, bare: bool) -> None:
-        """A new directory or symlink. bare: a directory in which nothing will be."""
+        """Make a new directory or symlink. bare: whether nothing will be in the directory."""
         ...
 
     def copy(self, source: ReadableTree, node: Node, path: str, mode: int) -> str | None:
-        """A new file, copied by the server from the state that was scanned: its state here. None: it can't.
-
-        Errors: SourceChanged.
-        """
+        """Let the server copy a scanned file; return the copy's state, or None if it can't. Errors: SourceChanged."""
         ...
 
     def adopt(self, tree: Tree, entry: Entry, state: str) -> str | None:
-        """A new file, taken over from a tree of this storage where it is in that state: its state here. None: it can't.
-
-        It may be gone from there afterwards.
-        """
+        """Move or copy a file from a tree of this storage if it has this state; return its new state, else None."""
         ...
 
     def reaches(self, source: ReadableTree, node: Node) -> bool:
-        """Whether copy() works for the files of a tree, tried with one of them where only that tells."""
+        """Return whether copy() works for the files of a tree, by a trial with `node` when only a trial can tell."""
         ...
 
     def settle(self, entries: Sequence[Entry]) -> None:
-        """Make the names durable, and see that these entries and nothing else are here. Errors: VersionDamaged."""
+        """Make the names durable, and check that the tree has exactly these entries. Errors: VersionDamaged."""
         ...
 
     def is_quiet(self) -> bool:
-        """Whether every write so far was answered: then none of them can take effect later."""
+        """Return whether every write so far was answered, so that none of them can take effect later."""
         ...
 
     def discard(self, path: str) -> None:
-        """Remove one file; success when it is not there."""
+        """Remove one file; success when it does not exist."""
         ...
 
     def remove(self) -> int:
-        """Remove all of it, with uploads under way; how many files and uploads went. Repeated: what is left."""
+        """Remove the whole tree, with uploads under way; return how many files and uploads went. May be repeated."""
         ...
 
 
@@ -160,43 +154,43 @@ class Storage(Protocol):
 
     @property
     def location(self) -> str:
-        """Where it is, for people."""
+        """Where the store is, for people."""
         ...
 
     def check(self) -> None:
-        """Errors: Unsupported where it is known that documents can't be compared and swapped here."""
+        """Errors: Unsupported when documents are known not to support compare-and-swap here."""
         ...
 
     def read(self, path: str, limit: int | None = None) -> Document:
-        """A document, or its first `limit` bytes. Errors: NotFound."""
+        """Read a document, or its first `limit` bytes. Errors: NotFound."""
         ...
 
     def age_s(self, path: str) -> float:
-        """Seconds since a document was written, by the storage's own clock. Errors: NotFound."""
+        """Return the seconds since a document was written, by the storage's own clock. Errors: NotFound."""
         ...
 
     def create(self, path: str, body: bytes) -> Tag:
-        """A new document. Errors: AlreadyExists."""
+        """Make a new document. Errors: AlreadyExists."""
         ...
 
     def replace(self, path: str, body: bytes, tag: Tag) -> Tag:
-        """Another content, if the document is still in this state. Errors: PreconditionFailed, also if it is gone."""
+        """Replace the content if the document still has this tag. Errors: PreconditionFailed, also if it is gone."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a document; success when it was not there."""
+        """Remove a document; success when it does not exist."""
         ...
 
     def names(self, path: str) -> list[Name]:
-        """What is directly in a directory, in no order; nothing where there is none."""
+        """Return what is directly in a directory, in no order; nothing when there is no such directory."""
         ...
 
     def tree(self, path: str) -> Tree:
-        """The tree at a path, there or not."""
+        """Return the tree at a path, which need not exist."""
         ...
 
     def sweep(self, path: str) -> int:
-        """Remove what interrupted writers of documents left directly in a directory; how many files that were."""
+        """Remove what interrupted writers of documents left directly in a directory; return how many files went."""
         ...
 
     def close(self) -> None:
@@ -205,7 +199,7 @@ class Storage(Protocol):
 
 
 def leads_inside(path: str, target: str) -> bool:
-    """Whether a relative link at a path of a tree stays in the tree, by its words alone."""
+    """Return whether a link at a path of a tree stays in the tree, judged by its text alone."""
     if target.startswith("/"):
         return False
     depth = path.count("/")
@@ -220,7 +214,7 @@ def leads_inside(path: str, target: str) -> bool:
 
 
 def differences(where: str, entries: Sequence[Entry], nodes: Sequence[Node]) -> Iterator[str]:
-    """How what is there differs from the entries, as far as a scan shows; each for people."""
+    """Yield a text for people for each difference between the entries and what a scan found."""
     found = {node.path: node for node in nodes}
     for entry in entries:
         at = f"{where}/{entry.path}"
@@ -244,6 +238,6 @@ def differences(where: str, entries: Sequence[Entry], nodes: Sequence[Node]) -> 
 
 
 def compare(where: str, entries: Sequence[Entry], nodes: Sequence[Node]) -> None:
-    """Errors: VersionDamaged, for the first difference."""
+    """Errors: VersionDamaged for the first difference between the entries and what a scan found."""
     for difference in differences(where, entries, nodes):
         raise VersionDamaged(difference)

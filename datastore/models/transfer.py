@@ -1,4 +1,4 @@
-"""Files from one tree to another: each is read once, in chunks, several at a time, for its digest and its copy."""
+"""Transfer files between trees: each is read once, in chunks and several at a time, for its digest and its copy."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ T = TypeVar("T")
 
 FILES_AT_ONCE = 16
 READS_AT_ONCE = 16
-"""Chunks of 8 MiB in memory: 128 MiB, and as much that waits to be sent."""
+"""The most chunks of 8 MiB in memory: 128 MiB, and as much again that waits to be sent (objects.UPLOADS_AT_ONCE)."""
 AHEAD = 8
-"""Chunks of one file that are asked for before their turn: at 20 ms of distance and 100 MB/s each, 800 MB/s."""
+"""How many chunks are requested ahead: 800 MB/s with a latency of 20 ms and 100 MB/s for each request."""
 
 
 class Budget:
-    """How many chunks may be in memory at once, for everybody together. Threads: any.
+    """Limits how many chunks all callers together have in memory. Any thread may use it.
 
-    Who holds none waits for one; who holds some gets more only while there are any, so nobody waits for himself.
+    A caller without a chunk waits for one. A caller with chunks gets more only if some are free, and never waits.
     """
 
     def __init__(self, chunks: int) -> None:
         self._left = threading.BoundedSemaphore(chunks)
 
     def take(self, *, first: bool) -> bool:
-        """One more. first: the caller holds none, and waits."""
+        """Take a place for a chunk; return whether one was free. first: the caller holds none, and waits for one."""
         return self._left.acquire(blocking=first)
 
     def give(self) -> None:
-        """One less."""
+        """Give the place of a chunk back."""
         self._left.release()
 
 
 class Moved(NamedTuple):
-    """One file that was read. state: of its copy; '' where none was made."""
+    """A file that was read. state: the state of its copy; '' when no copy was made."""
 
     node: Node
     entry: Entry
@@ -70,9 +70,9 @@ class Transfer:
         self._reads.shutdown(wait=True, cancel_futures=True)
 
     def each(self, nodes: Sequence[Node], job: Callable[[Node], T]) -> list[T]:
-        """A job for each file, side by side, the largest first; the results in the order of `nodes`.
+        """Run a job for each file, in parallel and the largest first; return the results in the order of `nodes`.
 
-        Errors: the first one of a job; the others are given up then.
+        Errors: the first error of a job; the other jobs are given up then.
         """
         futures: dict[int, Future[T]] = {}
         for index in sorted(range(len(nodes)), key=lambda index: -nodes[index].size):
@@ -88,11 +88,11 @@ class Transfer:
         return [futures[index].result() for index in range(len(nodes))]
 
     def move(self, tree: ReadableTree, node: Node, target: Tree | None) -> Moved:
-        """Read a file, for its digest and into `target`. Errors: SourceChanged, SourceInvalid, StoreError."""
+        """Read a file for its digest, and copy it into `target`. Errors: SourceChanged, SourceInvalid, StoreError."""
         sha256 = hashlib.sha256()
         with closing(self.pieces(tree, node)) as pieces:
             first = next(pieces)
-            if stat.S_ISLNK(first.mode):  # as s3fs writes links: the target is the content
+            if stat.S_ISLNK(first.mode):  # s3fs writes a link as a file whose content is the target
                 entry = Entry(node.path, "symlink", target=bytes(first.body).decode())
                 if target is not None:
                     target.make(entry, bare=False)
@@ -116,9 +116,9 @@ class Transfer:
         return Moved(node, entry, sink.state if sink is not None else "")
 
     def check(self, tree: ReadableTree, node: Node, entry: Entry, target: Tree | None = None) -> None:
-        """Read a file of a version, and compare; also into `target`, where nothing of it stays when that fails.
+        """Compare a version's file with its entry, and copy it into `target`, where nothing of it stays after an error.
 
-        Errors: VersionDamaged with the path and both digests.
+        Errors: VersionDamaged with the path and both digests or modes.
         """
         writing = nullcontext() if target is None else target.write(entry.path, entry.mode, entry.size)
         with closing(self.pieces(tree, node)) as pieces, writing as sink:
@@ -127,7 +127,7 @@ class Transfer:
                     sink.write(chunk)
 
     def checked(self, tree: ReadableTree, entry: Entry, pieces: Iterable[Piece]) -> Iterator[Body]:
-        """The chunks of a file of a version; after the last one, an error unless they are what was saved."""
+        """Yield the chunks of a version's file. Errors: VersionDamaged, after the last, when they are not as saved."""
         sha256 = hashlib.sha256()
         mode = stat.S_IFREG | entry.mode
         for piece in pieces:
@@ -143,7 +143,7 @@ class Transfer:
         self.progress.count(1, 0)
 
     def pieces(self, tree: ReadableTree, node: Node) -> Generator[Piece]:
-        """The chunks of a file in order, of a large one some ahead of their turn; of an empty one a single piece."""
+        """Yield the chunks of a file in order, those of a large file read ahead; an empty file has one empty chunk."""
         if node.size > chunk_bytes(node.size):
             with closing(self.stream(tree, [node])) as pieces:
                 for _, piece in pieces:
@@ -156,7 +156,7 @@ class Transfer:
             self._budget.give()
 
     def stream(self, tree: ReadableTree, nodes: Sequence[Node]) -> Generator[tuple[int, Piece]]:
-        """The chunks of several files, one after the other and some ahead of their turn; with each file's place."""
+        """Yield the chunks of several files in order, read ahead, each with the index of its file in `nodes`."""
         ahead: deque[tuple[int, Future[Piece]]] = deque()
         left = _cuts(nodes)
         cut = next(left, None)
@@ -186,7 +186,7 @@ class Transfer:
 
 
 def _cuts(nodes: Sequence[Node]) -> Iterator[tuple[int, int, int]]:
-    """(place of the file, start, stop) of every chunk; of an empty file there is one, too."""
+    """Yield (index of the file, start, stop) for every chunk; an empty file has one chunk, too."""
     for index, node in enumerate(nodes):
         step = chunk_bytes(node.size)
         for start in range(0, node.size, step) or range(1):
@@ -194,4 +194,4 @@ def _cuts(nodes: Sequence[Node]) -> Iterator[tuple[int, int, int]]:
 
 
 class _GivenUp(Exception):
-    """Another file failed."""
+    """This job is given up, because another file's job failed."""

@@ -1,4 +1,4 @@
-"""Read a version again: is every byte, name, link, mode and empty directory what was saved?"""
+"""Read a version again, and check that every byte, name, link, mode and empty directory is as it was saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datastore.models.transfer import Transfer
 
 
 def verify(models: Models, model: str, number: int, progress: Progress) -> tuple[VersionManifest, list[str]]:
-    """The version, and each thing in it that is not as it was saved, by path and with both digests.
+    """Return the version's manifest, and a text for each path that is not as it was saved, with both digests if known.
 
     Errors: ModelNotFound; VersionDamaged when the manifest itself is damaged; StoreError.
     """
@@ -21,7 +21,7 @@ def verify(models: Models, model: str, number: int, progress: Progress) -> tuple
 
 
 def damages(tree: ReadableTree, manifest: VersionManifest, progress: Progress) -> list[str]:
-    """Each thing of a tree that is not as a manifest says. Errors: StoreError."""
+    """Return a text for each path of a tree that is not as the manifest says. Errors: StoreError."""
     nodes = {node.path: node for node in tree.scan()}
     found = list(differences(tree.location, manifest.entries, list(nodes.values())))
     entries = {entry.path: entry for entry in manifest.entries if entry.kind == "file"}
@@ -41,7 +41,7 @@ def damages(tree: ReadableTree, manifest: VersionManifest, progress: Progress) -
 
 
 def compared(first: VersionManifest, second: VersionManifest) -> list[tuple[str, Entry | None, Entry | None]]:
-    """What differs between two versions: path, as it is in the first, as it is in the second. Pure."""
+    """Return each path that differs, with its entries in both versions, or None where a version lacks it. Pure."""
     before = {entry.path: entry for entry in first.entries}
     after = {entry.path: entry for entry in second.entries}
     paths = sorted(before.keys() | after.keys())

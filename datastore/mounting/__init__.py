@@ -1,1 +1,1 @@
-"""The life of a mount on this machine, from a manifest to a directory and back; for the command and the launcher."""
+"""Makes and ends mounts on this machine, from a manifest to a directory and back, for the command and the launcher."""

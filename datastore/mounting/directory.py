@@ -1,4 +1,4 @@
-"""The directory that becomes a mount point: made when missing, refused when it would hide something."""
+"""Prepares the directory of a mount: a missing directory is made, and one whose files would be hidden is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datastore.mounting.records import MountRecord, all_records, remove_made
 
 
 def real_path(directory: str) -> str:
-    """Absolute and free of symbolic links, as the mount table has it. Never touches a mount point: it may hang."""
+    """Return the path, absolute and without symbolic links. A mount there is not touched, because it may hang."""
     path = os.path.abspath(os.path.expanduser(directory))
     parent, name = os.path.split(path)
     beside = os.path.join(os.path.realpath(parent), name) if name else path
@@ -20,22 +20,22 @@ def real_path(directory: str) -> str:
 
 
 def record_at(mountpoint: str) -> MountRecord | None:
-    """The record of the mount at an absolute path; one that lives goes before one that crashed."""
+    """Return the record of the mount at an absolute path, a live mount before a crashed one; None without any."""
     found = [each for each in all_records() if each.mountpoint == mountpoint]
     return next((each for each in found if each.pids or each.in_kernel), found[0] if found else None)
 
 
 def is_of_another(record: MountRecord) -> bool:
-    """Whether what is mounted there by now is alive and not of this record, which crashed."""
+    """Return whether a live mount of another record has taken the mount point of this record, whose mount crashed."""
     there = record_at(record.mountpoint)
     return there is not None and there.state_dir != record.state_dir and bool(there.pids or there.in_kernel)
 
 
 def prepare(mountpoint: str) -> tuple[str, ...]:
-    """Make an absolute path ready for a mount; returns the directories made, deepest first. Errors: MountFailed."""
+    """Make an absolute path ready for a mount; return the directories made, deepest first. Errors: MountFailed."""
     _refuse_mounted(mountpoint)
     for record in all_records():
-        if record.mountpoint == mountpoint:  # whatever crashed there, of this Datastore or another
+        if record.mountpoint == mountpoint:  # of a mount that crashed there, of any Datastore
             beneath.restore(mountpoint, record.state_dir / beneath.NOTE_FILE)
     try:
         return _make(Path(mountpoint))

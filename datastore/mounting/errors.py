@@ -1,4 +1,4 @@
-"""What can go wrong in the life of a mount beside datastore.errors."""
+"""The errors of mounting and unmounting that datastore.errors does not have."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from datastore.errors import DatastoreError
 
 
 class Unsynced(DatastoreError):
-    """Changes are not uploaded; the text names them. They are kept on disk."""
+    """Changes are not uploaded; the text names them, and they are kept on disk."""

@@ -1,7 +1,7 @@
-"""An export mounted by the kernel's own NFS client: by root, where the kernel has one. No process of ours serves it.
+"""Mounts of NFS exports by the kernel's own client, as root, where the kernel has one. No process of ours serves them.
 
-Who touches such a mount waits in the kernel for as long as its server is away. So nothing here does but programs that
-may be left behind, and before that the server is asked over a connection of our own.
+A process that touches such a mount waits in the kernel while the mount's server is away. So only child processes, which
+may be left behind, touch one here, and before them the server is asked over a connection of our own.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from datastore.mounting import mounttable
 from datastore.mounting.signals import SignalWatch
 
 MOUNT_TIMEOUT_S = 45.0
-"""Versions are tried one after the other."""
+"""Long enough to try all NFS versions, one after the other."""
 POLL_S = 0.05
 KILLED_TIMEOUT_S = 5.0
 _SYS_FSOPEN = 430
-"""Of the same number on every machine. It has the kernel load its module, and mounts nothing."""
+"""The number of fsopen(2) on every architecture. The call has the kernel load its module, and mounts nothing."""
 
 
 def mounts(spec: MountSpec) -> bool:
-    """Whether this is mounted so: an export, by root, by a kernel with a client, and none of what only our engine has
-    is asked for."""
+    """Return whether the kernel is to make this mount: it is an export, we are root, the kernel has an NFS client, and
+    nothing is requested that only our own server has (another transport, metrics)."""
     if not isinstance(spec.source, NFSLocation) or os.geteuid() or spec.transport != "kernel" or spec.metrics:
         return False
     return nfsclient.in_this_kernel() or _loaded()
@@ -49,7 +49,7 @@ def _loaded() -> bool:
 
 
 def mount(spec: MountSpec, watch: SignalWatch) -> None:
-    """Errors: why it can't be mounted; Interrupted. Then nothing is mounted."""
+    """Mount an export. Errors: DatastoreError, Interrupted, both with nothing left mounted."""
     asked = {
         "source": document_of(spec.source),
         "mountpoint": spec.mountpoint,
@@ -70,10 +70,8 @@ def mount(spec: MountSpec, watch: SignalWatch) -> None:
 
 
 def unmount(mountpoint: str, *, force: bool, timeout_s: float, watch: SignalWatch | None) -> None:
-    """What programs wrote goes to the server first. force: otherwise too, and at once where the server is away.
-
-    What it did not get then stays in the kernel's memory until it is back. Errors: MountFailed.
-    """
+    """Send what programs wrote to the server, and unmount. force: if that fails, or the server is away, detach instead;
+    what the server has not got then stays in the kernel's memory until the server is back. Errors: MountFailed."""
     there = mounttable.mounted_at(mountpoint)
     if there is None or there.fstype not in nfsclient.FSTYPES:
         return
@@ -91,23 +89,22 @@ def unmount(mountpoint: str, *, force: bool, timeout_s: float, watch: SignalWatc
 
 
 def storage(mountpoint: str) -> dict[str, object] | None:
-    """Whether its server answers, as status has it: None when it does. Nobody watches it: since when is not known."""
+    """Ask the server of a mount; return why it does not answer, in the form of a status; None when it answers. How long
+    it has been away is not known, because it is not watched."""
     there = mountinfo.read().at(mountpoint)
     why = nfsclient.silent(there) if there is not None and there.fstype in nfsclient.FSTYPES else ""
     return {"lastAsked": time.time(), "error": why} if why else None
 
 
 def version(mountpoint: str) -> str:
-    """Of NFS that the kernel speaks there, or ''."""
+    """Return the NFS version of the mount at a path, or ''."""
     there = mountinfo.read().at(mountpoint)
     return nfsclient.option(there, "vers") if there is not None else ""
 
 
 def _run(command: Sequence[str], given: str, timeout_s: float, watch: SignalWatch | None) -> str:
-    """What a program writes. One that the kernel does not let go of is left behind.
-
-    Errors: MountFailed when it fails, or does not end in time; Interrupted.
-    """
+    """Run a program and return its output. A program that hangs in the kernel and can't be killed is left behind.
+    Errors: MountFailed when the program fails, or does not end in time; Interrupted."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -132,7 +129,7 @@ def _run(command: Sequence[str], given: str, timeout_s: float, watch: SignalWatc
     except BaseException:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # Until then it may still mount something.
+        # Until it is dead, it may still mount something.
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=KILLED_TIMEOUT_S)
         raise

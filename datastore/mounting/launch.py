@@ -1,7 +1,7 @@
-"""Starts the process that keeps a mount. `mount` does so first of all: it imports its code while the command does.
+"""Starts the supervisor of a mount. `mount` does so first of all, so that both import their code at the same time.
 
-What is to be mounted is told by a pipe (mountserver); a process that is told nothing ends by itself. For the same
-reason this module imports little.
+The supervisor learns from a pipe what to mount (mountserver.py), and ends if it is told nothing. This module imports
+little, so that the supervisor starts early.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _begun: list[Launched] = []
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A supervisor that waits to be told what to mount. errors: what it writes to standard error until it is alone."""
+    """A supervisor that waits to be told what to mount. errors: its standard error until it detaches itself."""
 
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
 
     def said(self) -> bytes:
-        """The end of that."""
+        """Return the end of what the supervisor wrote to `errors`."""
         self.errors.seek(max(0, os.fstat(self.errors.fileno()).st_size - _MAX_SAID_BYTES))
         return self.errors.read()
 
 
 def command() -> list[str]:
-    """How the mount server is started."""
+    """Return the command line of a supervisor."""
     return [sys.executable, "-m", "datastore.fuse"]
 
 
 def begin(arguments: Sequence[str]) -> None:
     """Start a supervisor if these are the arguments of a command that will mount."""
     if arguments[:1] == ["mount"] and not {"-h", "--help"} & set(arguments):
-        with suppress(OSError):  # take() tells
+        with suppress(OSError):  # take() tries again, and raises
             _begun.append(_start())
 
 
 def take() -> Launched:
-    """The one that was begun, or a new one."""
+    """Return the supervisor that begin() started, or start one. Errors: OSError."""
     return _begun.pop() if _begun else _start()
 
 
@@ -69,13 +69,13 @@ def _nameless_file() -> IO[bytes]:
     in_memory = getattr(os, "memfd_create", None)  # Linux
     if in_memory is not None:
         return os.fdopen(in_memory("errors"), "w+b")
-    import tempfile  # here: 5 ms that Linux saves
+    import tempfile  # imported here: it takes 5 ms, and is not needed on Linux
 
     return tempfile.TemporaryFile()
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with two changes: the directory we stand in is no place to import from; a bare checkout is."""
+    """Return our environment, but with no imports from the current directory, and a bare checkout on PYTHONPATH."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     if os.path.basename(root) not in {"site-packages", "dist-packages"}:

@@ -1,6 +1,6 @@
-"""From a Datastore to a mounted directory, for `mount` and `run`; the way back is unmounting.py.
+"""Mounts a Datastore, for `mount` and `run`; unmounting.py unmounts.
 
-A mount that fails or is interrupted removes what it made. A crash never unmounts by itself.
+A mount that fails or is interrupted removes what it made. After a crash nothing is unmounted by itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from datastore.mounting.records import COMMAND_FILE, MountRecord, read_record, r
 from datastore.mounting.signals import SignalWatch
 
 ENDING_TIMEOUT_S = 10.0
-"""For a mount that was just unmounted by hand: its processes need a moment to end."""
+"""How long the processes of a mount that was just unmounted by hand may take to end."""
 _POLL_S = 0.02
 
 
 def mount(
     manifest: Manifest, datastore: Datastore, mountpoint: str, options: MountOptions, watch: SignalWatch
 ) -> MountRecord:
-    """Mount a Datastore at an absolute path. Errors: any DatastoreError; Interrupted. Then nothing is left."""
+    """Mount a Datastore at an absolute path. Errors: any DatastoreError, Interrupted; then nothing stays mounted, but
+    see _mount_in_kernel() for an exception."""
     if not datastore.spec.s3 and (options.uid, options.gid, options.umask) != (None, None, None):
         raise InvalidManifest(
             f"Datastore {datastore.name}: --uid, --gid and --umask are for s3; {datastore.spec.backend} knows owners"
@@ -65,7 +66,7 @@ def mount(
 
 
 def _refuse_serving(state_dir: Path, mountpoint: str) -> None:
-    """Whoever serves from this directory is not to be seen at `mountpoint`, but lives, and must not be disturbed."""
+    """Wait until no process serves from the state directory, unseen at the mount point. Errors: MountFailed."""
     deadline = time.monotonic() + ENDING_TIMEOUT_S
     while (record := read_record(state_dir)) and record.pids:
         if time.monotonic() > deadline:
@@ -96,7 +97,8 @@ def _mount_local(datastore: Datastore, mountpoint: str, options: MountOptions, w
 def _mount_in_kernel(
     state_dir: Path, seen: Mapping[str, object], mount: Callable[[], None], watch: SignalWatch
 ) -> MountRecord:
-    """What needs no process of ours. Errors: of `mount`; MountFailed; Interrupted. Then nothing is left."""
+    """Make a mount that needs no process of ours. Errors: those of `mount`, MountFailed, Interrupted, with nothing left
+    mounted; MountFailed or OSError when the record of the mount can't be kept, and then the mount stays."""
     with _locked(state_dir), _prepared(str(seen["mountpoint"])) as made:
         _refuse_serving(state_dir, str(seen["mountpoint"]))
         write_json(state_dir / COMMAND_FILE, {"made": made})
@@ -121,7 +123,7 @@ def _prepared(mountpoint: str) -> Iterator[tuple[str, ...]]:
 
 @contextmanager
 def _locked(state_dir: Path) -> Iterator[None]:
-    """One command at a time mounts from a state directory."""
+    """Hold a lock, so that one command at a time mounts from a state directory. Errors: MountFailed."""
     make_private(state_root())
     make_private(state_dir)
     fd = os.open(state_dir / "cli.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Starting the mount server: the specification goes in by a pipe, one line of JSON comes back, then it is on its own.
+"""Starts a mount server: it gets the specification by a pipe, answers with one line of JSON, and then runs on its own.
 
 Whatever goes wrong before that line, signals included, nothing stays mounted and no process stays behind.
 """
@@ -25,7 +25,7 @@ from datastore.mounting.records import is_server, read_record
 from datastore.mounting.signals import SignalWatch
 
 READY_TIMEOUT_S = 100.0
-"""Above the times of the supervisor, which says what its server is waited for. This only ends a hang."""
+"""Longer than each timeout of the supervisor, which reports what it waited for; this timeout only ends a hang."""
 STOP_TIMEOUT_S = 5.0
 KILLED_TIMEOUT_S = 10.0
 LOG_FILE = "server.log"
@@ -35,14 +35,14 @@ _MAX_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What the server said when the mount stood."""
+    """The server's answer when the mount is made."""
 
     supervisor_pid: int
     server_pid: int
 
 
 def start(spec: MountSpec, watch: SignalWatch) -> Ready:
-    """Mount. Errors: what the server reported; MountFailed when it said nothing; Interrupted when a signal came."""
+    """Mount. Errors: what the server reported; MountFailed when it did not answer; Interrupted when a signal came."""
     state_dir = Path(spec.state_dir)
     make_private(state_dir)
     watch.check()
@@ -62,7 +62,7 @@ def start(spec: MountSpec, watch: SignalWatch) -> Ready:
 
 
 class _Conversation:
-    """Owns the new process until it is ready or gone."""
+    """The exchange with a new supervisor, whose process it owns until the mount is ready or the process is gone."""
 
     def __init__(self, process: subprocess.Popen[bytes], watch: SignalWatch) -> None:
         self._process = process
@@ -84,24 +84,24 @@ class _Conversation:
         return self._answer()
 
     def abort(self, spec: MountSpec) -> None:
-        """End the server and undo a mount it may have made meanwhile. Never raises for a server that is gone."""
+        """End the server, and undo a mount that it may have made. Never raises for a server that is gone."""
         if "error" not in (self._answer() or {}):
             self._signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while not self._complete() and (left_s := deadline - time.monotonic()) > 0:
-            # The signals that come now change nothing: we are stopping already.
+            # A signal changes nothing now: we are stopping already.
             self._watch.take()
             if self._watch.wait([self._out.fileno()], left_s) and not self._read():
                 break
         if (self._answer() or {}).get("ready"):
             _stop_by_control(spec)
-            deadline = time.monotonic() + STOP_TIMEOUT_S  # it ends by itself now, and takes its files away
+            deadline = time.monotonic() + STOP_TIMEOUT_S  # the server now ends by itself and removes its files
         self._end_process(deadline)
         _end_leftovers(spec)
         self._close_pipes()
 
     def release(self) -> None:
-        """The server lives on without us."""
+        """Let the server live on without us."""
         self._close_pipes()
         ourprocess.let_go(self._process)
 
@@ -111,7 +111,7 @@ class _Conversation:
         return self._process.stdout
 
     def _send(self, document: bytes, deadline: float) -> None:
-        """A pipe takes 64 KiB at once, and a caBundle can be longer than that."""
+        """Write the specification to the pipe, which takes 64 KiB at once; with a caBundle it can be longer."""
         assert self._process.stdin is not None
         fd = self._process.stdin.fileno()
         os.set_blocking(fd, False)
@@ -121,7 +121,7 @@ class _Conversation:
             try:
                 document = document[os.write(fd, document) :] if writable else document
             except BrokenPipeError:
-                # It ended early; what it said about that is read next.
+                # The supervisor ended early; its answer about that is read next.
                 break
         self._process.stdin.close()
 
@@ -179,7 +179,7 @@ def _stop_by_control(spec: MountSpec) -> None:
             connection.send({"op": "stop", "force": True})
             connection.receive(STOP_TIMEOUT_S)
     except DatastoreError:
-        # _end_leftovers does it the hard way.
+        # _end_leftovers() kills the server.
         pass
 
 
@@ -194,14 +194,14 @@ def _end_leftovers(spec: MountSpec) -> None:
 
 
 def end_server(pid: int) -> None:
-    """Kill one mount server at once; nothing when it is gone. What it had not uploaded is in its state directory."""
+    """Kill a mount server if it lives. What it has not uploaded stays in its state directory."""
     if is_server(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _note(state_dir: Path, said: bytes) -> None:
-    """Keep what a server that does not start says; mount.log has the rest."""
+    """Append what a supervisor wrote to standard error at its start to a log; mount.log has what it wrote later."""
     if not said:
         return
     path = state_dir / LOG_FILE

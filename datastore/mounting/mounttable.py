@@ -1,4 +1,4 @@
-"""What is mounted, and the system calls that change it. Linux; elsewhere the programs of the system."""
+"""Looks mounts up, and changes them, by system calls as root on Linux, else by the programs of the system."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ MNT_FORCE, MNT_DETACH = 0x1, 0x2
 
 
 def mounted_at(path: str) -> Mount | None:
-    """The topmost mount exactly at an absolute path. Never touches the path: a dead mount can't block this."""
+    """Return the topmost mount exactly at an absolute path, or None. On Linux a dead mount there can't block this."""
     if not MOUNTINFO.exists():
         return Mount("", path, False, FSTYPE, "") if os.path.ismount(path) else None
     return mountinfo.read().at(path)
 
 
 def end_dead(path: str) -> None:
-    """Take a dead mount out of the tree; as root also end its connection, so that no process waits for it for ever.
-
-    Errors: MountFailed.
-    """
+    """Detach a dead mount; as root, end its connection too, so that no process waits for ever. Errors: MountFailed."""
     if os.geteuid() == 0 and MOUNTINFO.exists():
-        # MNT_FORCE ends the connection, and unmounts too where nobody uses the mount: see umount(2).
+        # MNT_FORCE ends the connection, and also unmounts if no process uses the mount: see umount(2).
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.umount2(os.fsencode(path), ctypes.c_int(MNT_FORCE)) == 0:
             return
@@ -37,7 +34,7 @@ def end_dead(path: str) -> None:
 
 
 def detach(path: str) -> None:
-    """Take a mount out of the tree at once; open files keep it alive for their owners. Errors: MountFailed."""
+    """Detach a mount from the tree at once (lazily): it lives on for the files that are open. Errors: MountFailed."""
     if os.geteuid() == 0 and MOUNTINFO.exists():
         _umount2(path, MNT_DETACH)
         return
@@ -48,12 +45,12 @@ def detach(path: str) -> None:
 
 
 def unmount_bind(path: str) -> None:
-    """Undo a bind mount; MountFailed while files are open there."""
+    """Undo a bind mount. Errors: MountFailed, also while files are open there."""
     _umount2(path, 0)
 
 
 def bind(source: str, path: str, *, read_only: bool) -> None:
-    """Show a directory at another path; root only. Errors: MountFailed."""
+    """Bind-mount a directory at another path; root only. Errors: MountFailed."""
     _mount(source, path, MS_BIND)
     if read_only:
         try:

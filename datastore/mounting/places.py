@@ -1,4 +1,4 @@
-"""Where local state and the cache live, by the XDG base directory specification."""
+"""The directories of local state and of the cache, by the XDG base directory specification."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from datastore.errors import MountFailed
 
 
 def _base(variable: str, fallback: str) -> Path:
-    # The specification: a relative path in such a variable is to be ignored.
+    # By the specification, a relative path in the variable is ignored.
     given = os.environ.get(variable, "")
     return Path(given) if given.startswith("/") else Path.home() / fallback
 
 
 def state_root() -> Path:
-    """Holds one directory for each mount."""
+    """Return the directory that holds a state directory for each mount."""
     return _base("XDG_STATE_HOME", ".local/state") / "kube-datastore" / "mounts"
 
 
 def cache_root() -> Path:
-    """Shared by all mounts of a user whose manifest names no other."""
+    """Return the cache directory of all mounts of a user whose manifests name no other."""
     return _base("XDG_CACHE_HOME", ".cache") / "kube-datastore" / "objects"
 
 
 def make_private(path: Path) -> None:
-    """Create a directory of state that only its owner can enter; an existing one is tightened. Errors: MountFailed."""
+    """Create a state directory that only its owner can enter; an existing one gets this mode. Errors: MountFailed."""
     with _telling(path, "state", "set XDG_STATE_HOME to a directory of yours"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.chmod(0o700)

@@ -1,8 +1,8 @@
-"""What is known of each mount of this user: `<state root>/<mount>/mount.json`, whether its processes live or not.
+"""The records of this user's mounts, crashed ones included, in the mounts' state directories (`<state root>/<mount>/`).
 
-The mount server writes mount.json for its mounts, this command for mounts without one. cli.json is the command's own:
-what was mounted, and the directories made for it. It outlives mount.json where changes could not be uploaded, so that
-they stay listed. Both are read with suspicion; a broken file never breaks `list`.
+mount.json is written by the mount's supervisor, or by the command if the mount has none. cli.json is the command's own:
+what was mounted, and the directories made for it. It outlives mount.json if changes could not be uploaded, so that they
+stay listed. Both files are validated when they are read: a broken file never breaks `list`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ SERVER_MODULE = b"datastore.fuse"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountRecord:
-    """One mount that was made and not cleanly ended.
-
-    ended: it was unmounted, but changes are not uploaded. made: directories to remove with it, deepest first.
-    """
+    """A mount that was made and has not ended cleanly. ended: it was unmounted, but changes are not uploaded. made: the
+    directories that are removed with it, deepest first."""
 
     state_dir: Path
     name: str
@@ -35,30 +33,30 @@ class MountRecord:
     location: str
     read_only: bool = False
     in_kernel: Literal["", "bind", "nfs"] = ""
-    """How the kernel serves it without a process of ours: as a bind mount, by its NFS client; '' where it does not."""
+    """How the kernel serves the mount without a process of ours: by a bind mount or by NFS; '' when it does not."""
     ended: bool = False
     supervisor_pid: int = 0
     server_pid: int = 0
     made: tuple[str, ...] = ()
     transport: str = "kernel"
     upgradable: bool = False
-    """The kernel can hand requests to another server, so `restart` works."""
+    """The kernel can hand requests over to another server, so `restart` works."""
     trouble: str = ""
-    """Why no server serves it now."""
+    """Why no server serves the mount now, or ''."""
     refused: str = ""
-    """Why the last restart was not done."""
+    """Why the last restart was not done, or ''."""
     noted_at: float = 0.0
-    """When its supervisor wrote this (seconds since the epoch)."""
+    """When the supervisor last wrote mount.json (seconds since the epoch)."""
 
     @property
     def pids(self) -> list[int]:
-        """Its processes that are alive and really are mount servers (a pid may be someone else's by now)."""
-        # The supervisor first: who ends them must not have it start another server.
+        """The mount's processes that are alive and still are ours (the system may have reused a pid)."""
+        # The supervisor comes first: ended after the server, it would start another one.
         return [pid for pid in (self.supervisor_pid, self.server_pid) if is_server(pid)]
 
 
 def all_records() -> list[MountRecord]:
-    """Every record, by mount point."""
+    """Return all records, sorted by mount point."""
     try:
         found = [read_record(each) for each in state_root().iterdir()]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -67,7 +65,7 @@ def all_records() -> list[MountRecord]:
 
 
 def read_record(state_dir: Path) -> MountRecord | None:
-    """The record of one state directory; None when nothing is mounted from it, or the file is broken."""
+    """Return the record in a state directory; None when there is no mount, or the file is broken."""
     own = _read(state_dir / COMMAND_FILE)
     raw = _read(state_dir / MOUNT_FILE)
     ended = not raw and remaining(state_dir) > 0
@@ -95,7 +93,7 @@ def read_record(state_dir: Path) -> MountRecord | None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a small file as one step; only the owner can read it."""
+    """Replace a small file atomically; only its owner can read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -106,17 +104,15 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def forget(record: MountRecord) -> None:
-    """After a clean unmount: the mount is gone from `list`, and so are the directories made for it.
-
-    The rest of the state directory stays: node ids must be the same at the next mount. Repeating it is harmless.
-    """
+    """After a clean unmount, remove the record and the directories made for the mount. Idempotent. The rest of the
+    state directory stays: inode numbers must be the same at the next mount."""
     for name in (MOUNT_FILE, COMMAND_FILE, SOCKET):
         (record.state_dir / name).unlink(missing_ok=True)
     remove_made(record.made)
 
 
 def keep_unsent(record: MountRecord) -> None:
-    """After an unmount that left changes: the mount is gone, its changes stay listed. Repeating it is harmless."""
+    """After an unmount that left changes, keep a record in cli.json, so that the changes stay listed. Idempotent."""
     seen = {"name": record.name, "mountpoint": record.mountpoint, "location": record.location}
     write_json(record.state_dir / COMMAND_FILE, {**seen, "read_only": record.read_only})
     for name in (MOUNT_FILE, SOCKET):
@@ -125,7 +121,7 @@ def keep_unsent(record: MountRecord) -> None:
 
 
 def remove_made(made: tuple[str, ...]) -> None:
-    """Remove directories this command made; one that is in use by now stays."""
+    """Remove directories that were made for a mount; stop at the first that can't be removed, as it is in use."""
     for directory in made:
         try:
             os.rmdir(directory)
@@ -134,7 +130,7 @@ def remove_made(made: tuple[str, ...]) -> None:
 
 
 def is_server(pid: int) -> bool:
-    """Whether a live process runs a mount server. Without /proc: whether the process lives."""
+    """Return whether a live process is a mount server or supervisor; without /proc, only whether it lives."""
     if pid <= 1:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Signals as facts to ask for, not as exceptions: so nothing is ever left half done.
+"""Signals are noted for the code to check, and raise no exceptions, so that nothing is left half done.
 
-Inside `watching()` a SIGINT, SIGTERM or SIGHUP is only noted, and makes `wait_fd` readable; code looks at it where
-stopping is safe. One thread, the main one.
+Within `watching()` a SIGINT, SIGTERM or SIGHUP is only noted, and makes `wait_fd` readable; the code checks for it
+where it is safe to stop. Only the main thread may use this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked us to stop, and what was begun has been undone. Not an Exception, like KeyboardInterrupt."""
+    """A signal asked us to stop, and unfinished work has been undone. Like KeyboardInterrupt, it is no Exception."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}")
@@ -26,19 +26,19 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """128 + signal, as shells have it."""
+        """The exit code as in shells: 128 + signal."""
         return 128 + self.signum
 
 
 class SignalWatch:
-    """The signals that came, in order; `take` hands out each once."""
+    """The signals that came, in order; take() returns each once. wait_fd: readable after a signal."""
 
     def __init__(self, wait_fd: int) -> None:
         self.wait_fd = wait_fd
         self._came: list[int] = []
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """The handler."""
+        """Note a signal; this is the handler."""
         self._came.append(signum)
 
     @property
@@ -47,7 +47,7 @@ class SignalWatch:
         return bool(self._came)
 
     def take(self) -> int | None:
-        """The oldest signal not yet taken, or None."""
+        """Return the oldest signal that is not taken yet, or None."""
         self._drain()
         return self._came.pop(0) if self._came else None
 
@@ -57,7 +57,7 @@ class SignalWatch:
             raise Interrupted(signum)
 
     def wait(self, fds: Sequence[int], timeout_s: float) -> list[int]:
-        """Which of `fds` are readable; [] after timeout_s, and at once when a signal is waiting to be taken."""
+        """Return which of `fds` are readable; [] after timeout_s or a SIGCHLD, or when a signal waits to be taken."""
         deadline = time.monotonic() + timeout_s
         while not self._came:
             left_s = max(0.0, deadline - time.monotonic())
@@ -65,7 +65,7 @@ class SignalWatch:
             if found := [fd for fd in ready if fd != self.wait_fd]:
                 return found
             self._drain()
-            # SIGCHLD only wakes us: the caller looks for itself what happened.
+            # SIGCHLD only wakes the caller, which checks what happened.
             if ready or left_s <= 0:
                 break
         return []
@@ -80,10 +80,9 @@ class SignalWatch:
 
 @contextmanager
 def keyboard() -> Iterator[list[int]]:
-    """The SIGINTs that come until the block ends, outside of watching(). Each raises KeyboardInterrupt, as ever.
-
-    A library in the middle of something may make another error of that, or of an import that was cut off.
-    """
+    """Yield a list to which each SIGINT is added until the block ends, except within watching(). Each still raises
+    KeyboardInterrupt, but a library that it interrupts, or a broken-off import, may turn that into another error; by
+    the list the caller knows of the SIGINT nevertheless."""
     came: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -91,7 +90,7 @@ def keyboard() -> Iterator[list[int]]:
         came.append(signum)
         signal.default_int_handler(signum, frame)
 
-    if before is signal.default_int_handler:  # else it is ignored, as of a job in the background
+    if before is signal.default_int_handler:  # else it is ignored, as in a background job
         signal.signal(signal.SIGINT, note)
     try:
         yield came
@@ -101,7 +100,7 @@ def keyboard() -> Iterator[list[int]]:
 
 @contextmanager
 def watching() -> Iterator[SignalWatch]:
-    """Note STOPPING signals, and wake at SIGCHLD, until the block ends; the handlers before are put back."""
+    """Note STOPPING signals and wake at SIGCHLD until the block ends; then the earlier handlers are restored."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     os.set_blocking(write_fd, False)

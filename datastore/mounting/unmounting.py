@@ -1,6 +1,6 @@
-"""From a mounted directory back to what was beneath it, for `umount`, `run` and whoever mounts for a while.
+"""Unmounts, for `umount`, `run` and other callers that mount for a while.
 
-Nothing is left half done: an unmount that can't upload everything says so and keeps the data.
+An unmount that can't upload everything raises an error, and the data is kept on disk.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from datastore.mounting.signals import SignalWatch
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 600.0
-"""Longest wait for the upload of what is left. 600 s: 7 GiB at 100 Mbit/s."""
+"""The longest wait for the upload of what is left; in 600 s, 7 GiB are sent at 100 Mbit/s."""
 FORCE_TIMEOUT_S = 10.0
-"""A forced stop still tries to upload; after this it is ended the hard way."""
+"""How long a forced unmount waits for the upload; a server that has not answered by then is killed."""
 GIVEN_UP_TIMEOUT_S = 2.0
-"""The same for somebody who did not want to wait any more."""
+"""The same after a signal, by which the user asked not to wait any longer."""
 GONE_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 
@@ -40,13 +40,12 @@ def unmount(
     say: Callable[[str], None] = log.warning,
 ) -> str:
     """Upload what is left and unmount; with force, unmount also when that fails or takes longer than timeout_s.
-
-    detach: where programs use the directory, take it out of the tree all the same, as umount -l does. They go on; what
-    they still write is uploaded, and the mount ends when they do. Who they are is returned, '' when nobody is.
-    timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S unless given. say: told what a signal changed.
+    detach: if programs use the directory, detach it as umount -l does. The programs go on, what they still write is
+    uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
+    timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount.
     Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
-    force is not given; MountFailed when the directory is in use and neither force nor detach is given.
-    """
+    force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor detach
+    is given."""
     if record.in_kernel:
         if record.in_kernel == "nfs":
             patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
@@ -71,7 +70,7 @@ def unmount(
 def _stop(
     record: MountRecord, watch: SignalWatch | None, *, force: bool, detach: bool, timeout_s: float
 ) -> dict[str, Any] | None:
-    """Ask the server to stop; None when a signal came before its answer."""
+    """Ask the server to stop; return its answer; None when a signal came first. Errors: controlclient.NotAnswering."""
     with controlclient.connected(record.state_dir) as connection:
         asked = time.monotonic()
         connection.send({"op": "stop", "force": force, "detach": detach, "withinSeconds": timeout_s, "asked": asked})
@@ -82,7 +81,7 @@ def _stop(
 
 
 def _finish(record: MountRecord, answer: dict[str, Any]) -> str:
-    """Act on the answer to a stop. A forced one is ok even when changes remain; its errors name them."""
+    """Act on the server's answer to a stop. A forced stop is ok even if changes remain; its errors name them."""
     told = answer.get("errors")
     errors = [str(each) for each in told] if isinstance(told, list) else []
     text = "; ".join(errors) or "no reason given"
@@ -112,13 +111,13 @@ def _finish(record: MountRecord, answer: dict[str, Any]) -> str:
 
 
 def _restore_beneath(record: MountRecord) -> None:
-    """The supervisor did it, unless it died before."""
+    """Restore the directory beneath the mount, in case the supervisor died before it did so."""
     if not mounttable.mounted_at(record.mountpoint) and not directory.is_of_another(record):
         beneath.restore(record.mountpoint, record.state_dir / beneath.NOTE_FILE)
 
 
 def dirty_of(record: MountRecord) -> list[Any]:
-    """The changes of a mount that are not uploaded, from its server or, when that is gone, from its state directory."""
+    """Return a mount's changes that are not uploaded, from its server or, if that is gone, its state directory."""
     try:
         dirty = controlclient.status(record.state_dir).get("dirty")
     except controlclient.NotAnswering:
@@ -127,7 +126,7 @@ def dirty_of(record: MountRecord) -> list[Any]:
 
 
 def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
-    """End a mount whose server does not answer: it crashed, it hangs, or it was ended already."""
+    """End a mount whose server does not answer, because it crashed, hangs or was ended. Errors: as unmount()."""
     if record.pids and not force and dirty_of(record):
         raise _still_mounted(record, str(error))
     if record.pids and not force:
@@ -165,7 +164,7 @@ def _later(record: MountRecord) -> str:
 
 def _wait_until_gone(record: MountRecord) -> None:
     deadline = time.monotonic() + GONE_TIMEOUT_S
-    # Its supervisor gives the directory beneath its mode back.
+    # The supervisor restores the mode of the directory beneath before it ends.
     while mounttable.mounted_at(record.mountpoint) or is_server(record.supervisor_pid):
         if time.monotonic() > deadline:
             if not mounttable.mounted_at(record.mountpoint):

@@ -1,8 +1,8 @@
-"""Changes of a mount that are not uploaded, read from its state directory when no server is there to be asked.
+"""Reads the changes that a mount has not uploaded from its state directory, when no server can be asked for them.
 
-The mount server keeps them in the SQLite table `unsent` (see fuse/state/statedb.py) and, while they are young, in a log
-(fuse/state/youngrows.py), with the bytes in staging/. The table is opened read-only but to discard, and a living server
-is asked over its socket instead. A row whose file is removed counts for nothing.
+The mount server keeps them in the SQLite table `unsent` (fuse/state/statedb.py), or in a log while they are young
+(fuse/state/youngrows.py), and their bytes in staging files. Only discard() opens the table for writing. A server that
+lives is asked over its socket instead. A row whose staging file is removed does not count.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ _TIMEOUT_S = 1.0
 
 
 def unsent_files(state_dir: Path) -> list[dict[str, Any]]:
-    """At most MAX_SHOWN changed files, as in a server's status: path, bytes, since (seconds), error or None.
-
-    stuck: sending it again is no use, a person has to save or discard it. file: its bytes on this disk. missing: how
-    many of them never came here from the object that was changed.
-    """
+    """Return at most MAX_SHOWN changed files, as in a server's status: path, bytes, since (seconds), error or None.
+    stuck: a retry is no use, so a person has to save or discard the file. staging, file: the name and the path of the
+    staging file. missing: how many of its bytes were never fetched from the object that was changed."""
     found: list[dict[str, Any]] = []
     for row in _rows(state_dir)[:MAX_SHOWN]:
         file = _file(state_dir, row)
@@ -49,7 +47,7 @@ def unsent_files(state_dir: Path) -> list[dict[str, Any]]:
 
 
 def discard(state_dir: Path, path: str) -> int:
-    """Drop changed files of this path for good; how many there were. Only where no server is at work."""
+    """Drop the changed files of this path for good; return how many. Only to be called while no server runs."""
     names = [each["staging"] for each in unsent_files(state_dir) if each["path"] == path]
     for database in _databases(state_dir):
         with closing(sqlite3.connect(database, timeout=_TIMEOUT_S, isolation_level=None)) as connection:
@@ -60,12 +58,12 @@ def discard(state_dir: Path, path: str) -> int:
 
 
 def remaining(state_dir: Path) -> int:
-    """How many changed files are not uploaded."""
+    """Return how many changed files are not uploaded."""
     return len(_rows(state_dir))
 
 
 def _rows(state_dir: Path) -> list[dict[str, Any]]:
-    """Of every file that is there, the oldest first. The table has the last word on a file that both speak of."""
+    """Return the rows whose staging files exist, the oldest first. A row of the table wins over one of the log."""
     found = _young(state_dir / _LOG)
     for database in _databases(state_dir):
         found.update((str(row["staging"]), row) for row in _query(database, "select * from unsent"))
@@ -78,7 +76,7 @@ def _file(state_dir: Path, row: dict[str, Any]) -> Path:
 
 
 def _young(log: Path) -> dict[str, dict[str, Any]]:
-    """The log's rows by staging file: each line is one, or names one that counts no more."""
+    """Return the log's rows by staging file. A line of the log is a row, or the name of a file whose row is dropped."""
     found: dict[str, dict[str, Any]] = {}
     with contextlib.suppress(OSError):
         for text in log.read_bytes().splitlines():
@@ -113,7 +111,7 @@ def _query(database: Path, statement: str, *parameters: object) -> list[dict[str
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             return [dict(row) for row in connection.execute(statement, parameters)]
     except sqlite3.Error:
-        # No such table, or written by another version: nothing that this command understands.
+        # There is no such table, or another version with another format wrote it.
         return []
 
 
@@ -125,7 +123,7 @@ def _size(path: Path) -> int:
 
 
 def _missing(file: Path, base_size: int) -> int:
-    """Bytes of [0, base_size) that a sparse file does not hold (lseek(2), SEEK_DATA and SEEK_HOLE)."""
+    """Return how many bytes of [0, base_size) are holes in a sparse file (lseek(2), SEEK_DATA and SEEK_HOLE)."""
     at = missing = 0
     try:
         with file.open("rb", buffering=0) as content:

@@ -1,4 +1,4 @@
-"""Which launcher a verb means, and the arguments that the verbs share."""
+"""The launchers that a verb works with, and the arguments that the verbs share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datastore.training.local.records import all_directories
 
 
 def complete_jobs(incomplete: str) -> list[str]:
-    """For shell completion: the jobs of this machine."""
+    """Return the names of this machine's jobs, for shell completion."""
     return sorted({each.name for each in all_directories() if each.name.startswith(incomplete)})
 
 
@@ -29,10 +29,7 @@ AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All
 
 
 def for_new(local: bool, container: bool) -> Launcher:
-    """Where a new job runs: on this machine if that is said, else in the cluster of kubectl's context.
-
-    Errors: DatastoreError.
-    """
+    """Return the launcher of a new job: this machine, or the cluster of kubectl's context. Errors: DatastoreError."""
     if local or container:
         return LocalDriver(container=container)
     try:
@@ -44,14 +41,14 @@ def for_new(local: bool, container: bool) -> Launcher:
 
 
 def everywhere(namespace: str, all_namespaces: bool) -> list[tuple[Launcher, Observed]]:
-    """All jobs, those of this machine first, each with its driver. A cluster that can't be asked is noted."""
+    """Return the jobs with their launchers, this machine's first. Print a note if the cluster can't be asked."""
     local = LocalDriver()
     found: list[tuple[Launcher, Observed]]
     found = [(local, each) for each in local.observe_all(namespace or None)]
     try:
         cluster = of_cluster()
     except DatastoreError:
-        return found  # none is configured
+        return found  # no cluster is configured
     asked = None if all_namespaces else namespace or cluster.client.namespace
     try:
         return found + [(cluster, each) for each in cluster.observe_all(asked)]
@@ -61,7 +58,7 @@ def everywhere(namespace: str, all_namespaces: bool) -> list[tuple[Launcher, Obs
 
 
 def as_json(observed: Observed, notes: list[str] | None = None) -> dict[str, Any]:
-    """One job for programs: as the cluster has it, and besides `where`, `evidence` and `notes`."""
+    """Return a job for programs: the object as a cluster has it, with `where`, `evidence` and `notes` added."""
     job = observed.job.model_dump(by_alias=True, exclude_unset=True, mode="json")
     job["status"] = observed.status.model_dump(by_alias=True, exclude_none=True, mode="json")
     evidence = observed.evidence.model_dump(by_alias=True, exclude_none=True, mode="json")

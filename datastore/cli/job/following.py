@@ -1,4 +1,4 @@
-"""Follow mode: the log lines as they come, the states of the replicas as they change, and one line of progress."""
+"""Follow a job: show log lines as they come, the replicas' states as they change, and one line of progress."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from datastore.training.policy import State
 
 _POLL_S, _AWAY_POLL_S = 0.2, 1.0
 _QUEUE = 10_000
-"""Lines that wait to be printed; who writes faster waits."""
+"""The most log lines that wait to be printed; while the queue is full, the thread that reads them waits."""
 
 
 class Detached(Exception):
-    """Ctrl-C: we stop looking, the job goes on."""
+    """Ctrl-C or another signal ended the following; the job goes on."""
 
 
 def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
-    """Show a job until it has finished, or is suspended. Errors: Detached; DatastoreError."""
+    """Show a job until it has finished or is suspended, and return its state then. Errors: Detached; DatastoreError."""
     lines: queue.Queue[LogLine | None] = queue.Queue(_QUEUE)
     threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
     before: dict[str, State] = {}
@@ -62,7 +62,7 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
 
 
 def _observed(driver: Driver, name: str, namespace: str, outage: Outage) -> Observed | None:
-    """None while the cluster's API server is away."""
+    """Return the job's state; None while the API server is away. Errors: Unreachable when that lasts OUTAGE_S."""
     try:
         observed = driver.observe(name, namespace)
     except Unreachable as error:
@@ -74,7 +74,7 @@ def _observed(driver: Driver, name: str, namespace: str, outage: Outage) -> Obse
 
 
 def print_line(line: LogLine, alone: bool = False) -> None:
-    """One line of a log on standard output; alone: there is only one replica."""
+    """Print a line of a log on standard output, with its replica's name unless `alone`: only one replica is shown."""
     sys.stdout.write(f"{line.text}\n" if alone else f"[{line.role}-{line.index}] {line.text}\n")
 
 
@@ -87,7 +87,7 @@ def _read(driver: Driver, name: str, namespace: str, lines: queue.Queue[LogLine 
 
 
 def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
-    """Print what there is; False after the last."""
+    """Print the lines that are there; return False after the last line of the log. wait: wait _POLL_S for each."""
     while True:
         try:
             line = lines.get(timeout=_POLL_S if wait else 0)
@@ -102,7 +102,7 @@ def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[str], None]]:
-    """What shows the one line: the last of a terminal, or nothing, where each would be one more."""
+    """Yield a function that shows progress as a terminal's last line; elsewhere it shows nothing, to add no lines."""
     if not (sys.stderr.isatty() and sys.stdout.isatty()):
         yield lambda text: None
         return

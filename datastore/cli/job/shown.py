@@ -1,4 +1,4 @@
-"""How jobs look to people. Pure."""
+"""The rows and lines that show jobs to people. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOP = ("REPLICA", "CPU", "MEMORY", "RECEIVED/s", "SENT/s", "GPU", "GPU MEMORY")
 
 
 def list_row(observed: Observed, now: datetime) -> list[str]:
-    """A row under LIST."""
+    """Return a job's row under LIST."""
     status = observed.status
     return [
         observed.job.name,
@@ -44,20 +44,20 @@ def list_row(observed: Observed, now: datetime) -> list[str]:
 
 
 def roles(observed: Observed) -> str:
-    """'master 1/1, worker 2/2': how many run, or have succeeded."""
+    """Return how many replicas of each role run or have succeeded: 'master 1/1, worker 2/2'."""
     counted = observed.status.roles or []
     return ", ".join(f"{each.role} {each.active + each.succeeded}/{each.replicas}" for each in counted)
 
 
 def duration(start: datetime | None, end: datetime | None) -> str:
-    """Whole seconds between two times, for people."""
+    """Return the time between two times in whole seconds, for people; '-' if one is unknown."""
     if start is None or end is None:
         return "-"
     return format_duration(max(0, int((end - start).total_seconds())))
 
 
 def replica_row(replica: ReplicaEvidence) -> list[str]:
-    """A row under REPLICAS: means and peaks."""
+    """Return a replica's row under REPLICAS, with means and peaks of its usage."""
     usage = replica.usage
     code = "-" if replica.exit_code is None else str(replica.exit_code)
     row = [
@@ -82,12 +82,12 @@ def replica_row(replica: ReplicaEvidence) -> list[str]:
 
 
 def gpus(replica: ReplicaEvidence) -> str:
-    """The numbers of its GPUs."""
+    """Return the numbers of a replica's GPUs, or '-'."""
     return ", ".join(each.partition(" ")[0] for each in replica.gpus) or "-"
 
 
 def top_row(metrics: Mapping[str, Any]) -> list[str]:
-    """A row under TOP, of what Driver.metrics tells."""
+    """Return a row under TOP, of an item of Driver.metrics()."""
     percent = metrics.get("gpu")
     return [
         f"{metrics['role']}-{metrics['index']}",
@@ -101,12 +101,11 @@ def top_row(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def size_or_dash(size: float | None) -> str:
-    """A size for people."""
     return "-" if size is None else format_size(round(size))
 
 
 def progress(observed: Observed, now: datetime) -> str:
-    """One line: what the whole job does."""
+    """Return one line about what the whole job does."""
     status = observed.status
     parts = [observed.job.name, status.phase or "Pending", duration(status.start_time, status.completion_time or now)]
     parts += [roles(observed)] if status.roles else []

@@ -1,4 +1,4 @@
-"""`datastore job submit -f FILE --local`."""
+"""`datastore job submit -f FILE [NAME]`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def tensorboard_command(
 
 
 def _in_cluster(driver: KubernetesDriver, name: str, namespace: str, port: int, datastore: str, path: str) -> None:
-    """Ports are forwarded by kubectl, with the rights of whoever asks."""
+    """Have kubectl forward a port to the TensorBoard in the cluster, with the rights of the user."""
     command = forwarding(name, namespace, port)
     with watching() as watch, wanted(driver.client, name, namespace, datastore, path, watch):
         note(f"TensorBoard of {name} is at the first address that follows; Ctrl-C ends it")

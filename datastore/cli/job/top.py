@@ -1,4 +1,4 @@
-"""`datastore job top NAME`: what each replica uses, again and again until Ctrl-C."""
+"""`datastore job top NAME`: what each replica uses, shown after each interval until Ctrl-C."""
 
 from __future__ import annotations
 

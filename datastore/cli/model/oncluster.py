@@ -1,4 +1,4 @@
-"""`datastore model save`, `export` and `tag` with --cluster: an object is made or changed, and its Job looked at."""
+"""`datastore model save`, `export` and `tag` with --cluster: create or change an object, and follow its Job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def save_on_cluster(
     shown: Shown,
     output: Format,
 ) -> None:
-    """Make the ModelVersion; with `wait` stay until it is saved. Errors: DatastoreError; ModelError when it failed."""
+    """Create a ModelVersion; with `wait` stay until it is saved. Errors: DatastoreError; ModelError if it failed."""
     spec = {"model": model, "from": _place("--from", source), "labels": dict(labels), "force": force}
     made, status = _made(VERSION_KIND, VERSIONS, model, spec, namespace, wait, shown)
     if output is Format.JSON:
@@ -47,7 +47,7 @@ def save_on_cluster(
 
 
 def export_on_cluster(asked: Reference, target: str, namespace: str, wait: bool, shown: Shown) -> None:
-    """Make the ModelExport; with `wait` stay until it is complete. Errors: as of save_on_cluster."""
+    """Create a ModelExport; with `wait` stay until it is complete. Errors: as of save_on_cluster."""
     there = target.removeprefix("oci:")
     place = _of_bucket(there, namespace) if there.startswith("s3://") else _place("TARGET", there)
     form = "oci" if target.startswith("oci:") else "tar" if target.endswith(".tar") else "directory"
@@ -61,9 +61,9 @@ def export_on_cluster(asked: Reference, target: str, namespace: str, wait: bool,
 
 
 def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | None, remove: bool, wait: bool) -> None:
-    """Change spec.aliases of a Model; with `wait` stay until the store says the same.
+    """Change spec.aliases of a Model; with `wait` stay until its status says that the store has the change.
 
-    Errors: NotFound; Conflict when somebody changes the Model at the same time; ModelError.
+    Errors: NotFound; Conflict when another client changes the Model at the same time; ModelError; Interrupted.
     """
     client = of_context(os.environ, namespace)
     found = client.get(MODELS, asked.model)
@@ -90,9 +90,9 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
 
 
 def _list(client: KubeClient, found: Mapping[str, Any], alias: str, aliases: Sequence[Mapping[str, Any]]) -> None:
-    """Change spec.aliases of a Model from the state that was read: who changes the Model meanwhile is not undone.
+    """Set spec.aliases of the Model that was read as `found`, without undoing what another client changes meanwhile.
 
-    The controller may write its status at any time, which is none of that. Errors: Conflict.
+    The controller may write the status at any time: then the change is tried again. Errors: Conflict.
     """
     about, tries = found["metadata"], TRIES
     while True:
@@ -109,14 +109,14 @@ def _list(client: KubeClient, found: Mapping[str, Any], alias: str, aliases: Seq
 
 
 def _state(model: Mapping[str, Any], alias: str) -> tuple[Any, ...]:
-    """What of a Model a change of an alias begins with. The generation counts changes of the spec."""
+    """Return what a change of an alias is based on. The generation counts changes of the Model's spec."""
     metadata, status = model["metadata"], model.get("status") or {}
     meant = [each["version"] for each in status.get("aliases") or () if each["name"] == alias]
     return metadata["uid"], metadata["generation"], meant
 
 
 def _place(name: str, text: str) -> dict[str, str]:
-    """A place in a Datastore, as a manifest has it. Errors: typer.BadParameter."""
+    """Return a place in a Datastore as a manifest has it. Errors: typer.BadParameter."""
     if text.startswith(("/", ".", "~")) or "://" in text.removeprefix("datastore://"):
         raise typer.BadParameter(f"{name} {text}: with --cluster write DATASTORE/path, of the namespace")
     datastore, _, path = text.removeprefix("datastore://").partition("/")
@@ -124,9 +124,9 @@ def _place(name: str, text: str) -> dict[str, str]:
 
 
 def _of_bucket(url: str, namespace: str) -> dict[str, str]:
-    """The same for s3://BUCKET/PREFIX: below the Datastore of the namespace that reaches furthest to it.
+    """Return the place of s3://BUCKET/PREFIX, in the namespace's Datastore whose location is the URL's longest prefix.
 
-    Errors: NotFound when none is there: a Job has the keys of Datastores alone.
+    Errors: NotFound when there is none, as a Job has the keys of Datastores only.
     """
     client = of_context(os.environ, namespace)
     places = {
@@ -143,7 +143,7 @@ def _of_bucket(url: str, namespace: str) -> dict[str, str]:
 def _made(
     kind: str, resource: Resource, model: str, spec: Mapping[str, Any], namespace: str, wait: bool, shown: Shown
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An object that a Job works for; with `wait` its status when it has ended."""
+    """Create an object that a Job works for. Return it and, with `wait`, its status after the work, else {}."""
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": {"generateName": f"{model[:57]}-"}, "spec": spec}
     client = of_context(os.environ, namespace)
     made = client.create(resource, body)
@@ -159,7 +159,7 @@ def _made(
 
 
 def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
-    """Until the store says so. Errors: ModelError when it can't be; NotFound."""
+    """Wait until the Model's status has the alias at this version. Errors: ModelError when that fails; NotFound."""
     until = time.monotonic() + MOVE_S
     why = ""
     with watching() as watch:
@@ -182,7 +182,7 @@ def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
 
 
 def _followed(client: KubeClient, kind: str, resource: Resource, name: str, progress: Progress) -> dict[str, Any]:
-    """The status when the work has ended. Errors: ModelError when it failed; NotFound when somebody removed it."""
+    """Wait until the work has ended; return its status. Errors: ModelError if it failed; NotFound if it was deleted."""
     told, message = ("", 0, 0), ""
     outage = Outage()
     while True:
@@ -210,7 +210,7 @@ def _followed(client: KubeClient, kind: str, resource: Resource, name: str, prog
 
 
 def _tell(progress: Progress, said: Mapping[str, Any], told: tuple[str, int, int]) -> tuple[str, int, int]:
-    """Count what came since the last look: phase, files and bytes as they were told."""
+    """Count what came since the last look. told: phase, files and bytes of that look; the new ones are returned."""
     if not said:
         return told
     phase, files, size_bytes = told

@@ -1,4 +1,4 @@
-"""Where models are kept, and where directories come from and go to, as people write it."""
+"""The places that a command line names: the store of models, and where directories are read from or written to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from datastore.mounting.records import all_records
 from datastore.mounting.signals import watching
 
 FLUSH_TIMEOUT_S = 600.0
-"""As for an unmount."""
+"""As long as an unmount waits for the uploads (unmounting.STOP_TIMEOUT_S)."""
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 File = Annotated[
@@ -58,7 +58,7 @@ Endpoint = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """The store that a command works on."""
+    """The store of models that a command works on, the Datastore that holds it, and the loaded manifest."""
 
     manifest: Manifest
     datastore: Datastore
@@ -67,7 +67,7 @@ class OpenStore:
 
 @contextmanager
 def open_store(file: str | None, store: str | None) -> Iterator[OpenStore]:
-    """The store in the Datastore that holds models. Errors: InvalidManifest, StoreError, MountFailed."""
+    """Open the store in the Datastore that holds models. Errors: InvalidManifest, StoreError, MountFailed."""
     manifest = manifest_in(file)
     datastore = manifest.pick_store(store)
     say_credentials(manifest, datastore)
@@ -76,7 +76,7 @@ def open_store(file: str | None, store: str | None) -> Iterator[OpenStore]:
 
 
 def manifest_in(file: str | None) -> Manifest:
-    """The file. Errors: InvalidManifest."""
+    """Load the manifest. Errors: InvalidManifest, also when no file is named."""
     if file is None:
         raise InvalidManifest("name the file with the Datastores: -f FILE, or DATASTORE_FILE in the environment")
     return load(file)
@@ -84,9 +84,9 @@ def manifest_in(file: str | None) -> Manifest:
 
 @contextmanager
 def open_source(text: str, file: str | None, endpoint: str) -> Iterator[tuple[ReadableTree, str, str]]:
-    """What is to be saved: DATASTORE/path, a directory (begins with '/', '.' or '~'), or s3://bucket/prefix.
+    """Open what is to be saved: DATASTORE/path, a directory (begins with '/', '.' or '~'), or s3://bucket/prefix.
 
-    With the names of the Datastore and of the path in it, '' where there are none.
+    Yield its tree, the name of the Datastore, and the path in it; both are '' outside a Datastore.
     """
     if text.startswith("s3://"):
         location, path = _s3(text, endpoint)
@@ -112,7 +112,7 @@ def open_source(text: str, file: str | None, endpoint: str) -> Iterator[tuple[Re
 
 @contextmanager
 def open_import(text: str, file: str | None, endpoint: str) -> Iterator[tuple[ReadableTree, str, str]]:
-    """The tree, which version it says it is, and that one's digest; '' where it says nothing."""
+    """Open what is to be imported. Yield its tree, and the version and digest that it claims, '' if it claims none."""
     if text.startswith("oci:"):
         with open_layout(Path(text.removeprefix("oci:")).expanduser()) as archive:
             yield archive, *archive.said
@@ -128,7 +128,7 @@ def open_import(text: str, file: str | None, endpoint: str) -> Iterator[tuple[Re
 
 @contextmanager
 def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
-    """s3://bucket/prefix or datastore://NAME/path, to be written."""
+    """Open s3://bucket/prefix or datastore://NAME/path for writing."""
     if text.startswith("s3://"):
         location, path = _s3(text, endpoint)
         with opened_tree(location, path, writable=True) as tree:
@@ -143,7 +143,7 @@ def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
 
 
 def upload_rest(datastore: Datastore) -> None:
-    """Have the mounts of a Datastore on this machine upload what they have closed: a bucket is read beside them.
+    """Have this machine's mounts of a Datastore upload their closed files, as its bucket is read without the mounts.
 
     Errors: Unsynced, naming what can't be uploaded; NotAnswering.
     """
@@ -162,7 +162,7 @@ def upload_rest(datastore: Datastore) -> None:
 
 @contextmanager
 def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
-    """Where a Datastore's data can be read and written: a bucket as it is, others mounted for the time of the block."""
+    """Yield where a Datastore's data is: buckets and local directories as they are, others mounted for the block."""
     source = source_in(manifest, datastore)
     if isinstance(source, S3Location | LocalLocation):
         yield source
@@ -177,7 +177,7 @@ def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
 
 
 def _s3(text: str, endpoint: str) -> tuple[S3Location, str]:
-    """A bucket by its URL, with the keys of the default chain."""
+    """Return the bucket and the prefix that a URL names; the bucket is used with the keys of the default chain."""
     parts = urlsplit(text)
     if not parts.netloc:
         raise typer.BadParameter(f"{text}: write s3://BUCKET/PREFIX")

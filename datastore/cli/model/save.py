@@ -73,7 +73,7 @@ def save_command(
 
 
 def parse_labels(given: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE, each. Errors: typer.BadParameter."""
+    """Return the labels given as NAME=VALUE. Errors: typer.BadParameter."""
     labels = {}
     for each in given or []:
         name, equals, value = each.partition("=")
@@ -84,7 +84,7 @@ def parse_labels(given: list[str] | None) -> dict[str, str]:
 
 
 def tell(saved: Saved, output: Format) -> None:
-    """What a save or import came to."""
+    """Print the result of a save or an import."""
     manifest = saved.manifest
     if output is Format.JSON:
         print_json({**document_of(manifest), "new": saved.new})

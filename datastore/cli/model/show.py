@@ -58,7 +58,7 @@ def show_command(
 
 
 def document_of(manifest: VersionManifest) -> dict[str, Any]:
-    """A version for programs; entries only where they were read."""
+    """Return a version for programs; with its entries if the manifest was read with them."""
     said: dict[str, Any] = {
         "model": manifest.model,
         "version": manifest.version,
@@ -75,7 +75,6 @@ def document_of(manifest: VersionManifest) -> dict[str, Any]:
 
 
 def row_of(entry: Entry) -> list[str]:
-    """An entry for a table."""
     if entry.kind == "symlink":
         return ["link", "", "", f"{entry.path} -> {entry.target}"]
     if entry.kind == "directory":

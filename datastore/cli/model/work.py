@@ -1,4 +1,4 @@
-"""Long work in a thread of its own, with a bar or lines of JSON on standard error, and an end at Ctrl-C."""
+"""Run long work in a thread of its own, with a bar or lines of JSON on standard error; Ctrl-C ends the work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _POLL_S = 0.1
 
 
 class Shown(StrEnum):
-    """How progress is told."""
+    """How progress is shown."""
 
     AUTO = "auto"
     JSON = "json"
@@ -39,9 +39,9 @@ ProgressOption = Annotated[
 
 
 def run(job: Callable[[Progress], T], shown: Shown) -> T:
-    """The result of a job. Ctrl-C ends it and removes what it made; SIGTERM ends it so that it can be gone on with.
+    """Run a job and return its result. Ctrl-C ends it and removes what it made; after another signal it can be resumed.
 
-    A second signal does not wait. Errors: the job's; Interrupted.
+    A second signal raises Interrupted without waiting for the job. Errors: the job's; Interrupted.
     """
     with _display(shown) as display, watching() as watch:
         progress = Progress(display.tell)
@@ -75,12 +75,12 @@ class _Work(Generic[T]):
     def _run(self) -> None:
         try:
             self.results.append(self._job(self._progress))
-        except BaseException as error:  # handed to the main thread
+        except BaseException as error:  # run() raises it in the main thread
             self.error = error
 
 
 class _display:  # noqa: N801  (used as a function)
-    """Tells of events; a context manager."""
+    """A context manager that shows the events of the work."""
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
@@ -106,7 +106,6 @@ class _display:  # noqa: N801  (used as a function)
         self._bar.stop()
 
     def tell(self, event: Event) -> None:
-        """One event."""
         if self._shown is Shown.JSON:
             sys.stderr.write(json.dumps(event.to_json()) + "\n")
             sys.stderr.flush()

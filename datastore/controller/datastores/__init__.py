@@ -1,1 +1,1 @@
-"""The controller of Datastores: claims and volumes for pods, and the places in the storage behind them."""
+"""The controller of Datastores: it makes their claims and volumes, and the places in the storage behind them."""

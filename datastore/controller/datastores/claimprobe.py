@@ -1,9 +1,9 @@
-"""Tries what the volume behind a `claim` Datastore can do, by a pod that mounts it for a moment. Asked for twice.
+"""Finds out what the volume behind a `claim` Datastore can do, by a pod that mounts the volume for a moment.
 
-The user asks by `spec.claim.probe`, the administrator allows it by --probe-claims and the rights of
-manifests/claim-probe. One pod, once a volume: what was found stands in the status, and is not tried again. The pod
-starts where a pod that uses the claim runs, belongs to the Datastore, ends within a minute, and is removed. Where root
-is refused (Pod Security "restricted", or another policy) it runs as the pod that uses the claim does.
+The user has to ask for this by `spec.claim.probe`, and the administrator has to allow it by --probe-claims and the RBAC
+rules of manifests/claim-probe. Each volume is probed by one pod, once: the result stays in the Datastore's status. The
+pod runs on the node of a pod that uses the claim, if any, is owned by the Datastore, ends within a minute, and is
+deleted. Where root is refused (Pod Security "restricted", or another policy), it runs as the user of that other pod.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ Raw = Mapping[str, Any]
 DIRECTORY = "/volume"
 COMMAND = ("python3", "-m", "datastore.backends.volumeprobe", DIRECTORY)
 RUN_S = 60
-"""The kubelet ends the pod then."""
+"""The pod's activeDeadlineSeconds: the kubelet ends the pod after this time."""
 WAIT_S = 120.0
-"""From its creation; a pod that no node takes is removed then."""
+"""Age in seconds at which a pod that has not ended is deleted, for example one that no node takes."""
 AGAIN_S = 900.0
 POLL_S = 1.0
 REFUSED_MAX = 4096
 NOBODY = 65532
-"""The image's own user, where no pod shows whom the volume is for."""
+"""The image's own user: the pod without root runs as this user when no pod that uses the claim names a user."""
 _ROOT: Raw = {"runAsUser": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What became of a step. wait_s: look again then; event: something that people should know."""
+    """The outcome of a step. wait_s: seconds until the next step is due; event: what to record about the Datastore."""
 
     capabilities: Capabilities | None = None
     measured: Measured | None = None
@@ -58,7 +58,7 @@ class Tried:
 
 
 class ClaimProbe:
-    """Level-triggered: each step looks at what there is. clock: monotonic seconds."""
+    """Probes volumes step by step. Level-triggered: each step goes by the present state. clock: monotonic seconds."""
 
     def __init__(self, client: Client, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -68,7 +68,7 @@ class ClaimProbe:
         self._own: tuple[str, str] | None = None
 
     async def step(self, effective: EffectiveSpec, claim: Raw | None, status: Raw) -> Tried:
-        """One step, if the volume is to be tried and was not. Errors: ApiError, Unavailable."""
+        """Take the next step, if the volume is to be probed and has not been yet. Errors: ApiError, Unavailable."""
         asked = effective.spec.claim is not None and effective.spec.claim.probe and not status.get("capabilities")
         if not asked or claim is None or not _bound(claim) or self._clock() < self._again_at.get(effective.uid, 0.0):
             return Tried()
@@ -122,7 +122,7 @@ class ClaimProbe:
                 await self._client.create(PODS, effective.namespace, pod_for(effective, name, image, node, who))
             except ApiError as error:
                 if error.status == 409:
-                    # The last one is still going.
+                    # The pod of the probe before is still being deleted.
                     return Tried(wait_s=POLL_S)
                 if error.status not in (403, 422):
                     raise
@@ -134,7 +134,7 @@ class ClaimProbe:
         return self._failed(effective, refusal)
 
     async def _image(self) -> tuple[str, str] | None:
-        """(image, pull policy): the ones told, else those of our own pod."""
+        """Return (image, pull policy): --probe-image, or as in the controller's own pod, or None if that is unknown."""
         if self._settings.probe_image:
             return self._settings.probe_image, "IfNotPresent"
         if self._own is None:
@@ -146,12 +146,12 @@ class ClaimProbe:
 
 
 def unprivileged(user: Raw) -> dict[str, Any]:
-    """Whom to be where root is refused: as a pod (its spec, or nothing) that uses the claim, whose files they are."""
+    """Return a securityContext without root, for the user and groups in the spec of a pod with the claim, or NOBODY."""
     given: Raw = user.get("securityContext") or {}
     others = ((each.get("securityContext") or {}).get("runAsUser") for each in user.get("containers") or [])
     found = next((each for each in (given.get("runAsUser"), *others) if each), NOBODY)
     same = {name: given[name] for name in ("runAsGroup", "fsGroup", "supplementalGroups") if name in given}
-    # What the user's fsGroup changed already is not gone through again.
+    # The kubelet need not change the owner of every file again: it did so for the pod that uses the claim.
     change = {"fsGroupChangePolicy": "OnRootMismatch"} if "fsGroup" in same else {}
     return {"runAsNonRoot": True, "runAsUser": found, **same, **change}
 
@@ -159,10 +159,11 @@ def unprivileged(user: Raw) -> dict[str, Any]:
 def pod_for(
     effective: EffectiveSpec, claim: str, image: tuple[str, str], node: str, who: Raw = _ROOT
 ) -> dict[str, Any]:
-    """The pod. Without rights, token and network identity of its own; root, because a new volume's directory is root's.
+    """Return the body of the pod. By default it runs as root, because a new volume's directory belongs to root.
 
-    No fsGroup of our own: the kubelet would change the owner of every file. manifests/claim-probe has the rules it must
-    pass, and with another `who` it is as Pod Security "restricted" asks.
+    It has no rights, no token, and no fsGroup, by which the kubelet would change the owner of every file.
+    manifests/claim-probe allows only this shape. With a `who` from unprivileged() it is as Pod Security "restricted"
+    asks.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": effective.name, "uid": effective.uid}
     container = {
@@ -210,7 +211,7 @@ def _bound(claim: Raw) -> bool:
 
 
 def _answer(pod: Raw) -> Raw | None:
-    """What the pod said; None while it has not ended."""
+    """Return the answer in the pod's termination message, or an error; None while the pod has not ended."""
     if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):
         return None
     for each in pod["status"].get("containerStatuses") or []:

@@ -1,7 +1,4 @@
-"""The cluster's objects for a backend that works in a thread: each request is made by the controller's own client.
-
-So it is fenced, counted and bounded as every other one.
-"""
+"""Gives backends, which run in threads, the controller's own client, with its fence, request counts and deadlines."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ T = TypeVar("T")
 
 
 class ClusterObjects:
-    """See backends.base.Cluster. loop: the client's. Errors: those, and the client's Unavailable and LeaseLost."""
+    """See backends.base.Cluster. loop: the client's event loop. Errors: also the client's Unavailable and LeaseLost."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, namespace: str) -> None:
         self.namespace = namespace
@@ -51,7 +48,7 @@ class ClusterObjects:
         return self._done(self._delete(kind, namespace, name, uid))
 
     async def _apply(self, body: Raw, uid: str) -> Raw:
-        """The hash of what was applied tells what a look at single fields does not: that one was taken away."""
+        """Apply the body unless the object holds it. The hash of the body, an annotation, also shows dropped fields."""
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
         metadata = body["metadata"]
         wanted = {**body, "metadata": {**metadata, "annotations": {**metadata["annotations"], APPLIED: digest}}}

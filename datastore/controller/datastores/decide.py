@@ -1,8 +1,7 @@
-"""The core: from what a Datastore asks for and what is observed to what to do next. Pure and level-triggered.
+"""Decides what to do next about a Datastore, by its spec and what is observed. Pure and level-triggered.
 
-decide() knows nothing of earlier calls: whatever happened in between, by us, by hand or by a crash, the same
-observation gives the same answer. The loop in reconciler.py observes, asks, acts, and asks again until nothing is left
-to do.
+decide() has no memory: the same observation gives the same answer, whatever anybody or a crash changed in between. The
+loop in reconciler.py observes, calls decide(), acts, and repeats this until nothing is left to do.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ LATE_LOOKS = 3
 YOUNG_S = 5.0
 NUDGE = timedelta(seconds=1)
 RESYNC = timedelta(seconds=15)
-"""Of the cluster's own look at every claim."""
+"""The period in which Kubernetes looks at every claim and volume by itself."""
 SAMPLE_S = 3600.0
 RESIZE_PENDING = "FileSystemResizePending"
 RESIZE = timedelta(seconds=20)
-"""For the kubelet of a pod that uses a claim whose volume has grown."""
+"""How long a kubelet has to take note of a grown volume, before the controller completes the claim's status itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was found out about the backend. error None: it works. source: what a mount shows, without credentials."""
+    """What a look at the backend found. error: None when it works; source: what a mount shows, without credentials."""
 
     error: DatastoreError | None = None
     source: Source | None = None
@@ -53,9 +52,10 @@ class Facts:
 
 
 def believed(before: Facts | None, found: Facts, failures: int, *, exported: bool) -> Facts:
-    """What counts after a look: one at an NFS server that came late, or found it starting, does not undo a good one.
+    """Return the facts to go by after a look: `found`, or those of `before` if an NFS server is only late or starting.
 
-    failures: looks in a row that failed before this one. Until LATE_LOOKS of them what worked is believed to work.
+    `before` stays only if it has no error and fewer than LATE_LOOKS looks in a row failed. failures: those before this
+    look.
     """
     worked = before is not None and before.error is None
     late = exported and isinstance(found.error, DeadlineExceeded | ServerStarting)
@@ -64,9 +64,9 @@ def believed(before: Facts | None, found: Facts, failures: int, *, exported: boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that decide() knows. claim and volume: what exists by our names; None: nothing does. now: RFC 3339.
+    """All that decide() knows. claim, volume: what exists under the names of the Datastore's claim and volume, or None.
 
-    effective None: the spec can't be acted on, and facts.error says why.
+    effective: None when the spec can't be acted on; facts.error then says why. now: RFC 3339.
     """
 
     datastore: Raw
@@ -75,43 +75,43 @@ class Observed:
     claim: Raw | None
     volume: Raw | None
     storage_class: Raw | None = None
-    """Of the claim, where there is one of the name."""
+    """The claim's StorageClass; None when the claim names none or no class has this name."""
     now: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, in this order. again: look again at once, since something was changed that decides more."""
+    """What to do, in the order of the fields. again: observe and decide again at once, as the rest depends on this."""
 
     finalizer: bool | None = None
-    """True: put ours on the Datastore."""
+    """True: put the controller's finalizer on the Datastore."""
     look: bool = False
-    """Ask the backend, then decide."""
+    """Look at the backend first, then decide again."""
     unless_claimed: JSON | None = None
-    """Apply nothing if this claim turns out to exist: then look again."""
+    """If the API server turns out to have this claim, do nothing more of this plan, and decide again."""
     claim_status: JSON = field(default_factory=dict)
     """What to merge into the status of the claim."""
     apply: tuple[JSON, ...] = ()
     replace: JSON | None = None
-    """A PersistentVolume to remove and make anew under the same name."""
+    """A PersistentVolume to delete and make anew under the same name."""
     status: JSON = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     again: bool = False
     soon: bool = False
-    """The cluster is at work on something; its event wakes us, and if not, look again after a while."""
+    """Kubernetes is at work on something: its watch event, or else a short time, brings the next step."""
     ready: bool = False
 
 
 def decide(observed: Observed) -> Plan:
-    """What to do about a Datastore that stays. A deleted one: see deletion.py."""
+    """Decide what to do about a Datastore that is not being deleted; deletion.py has the other case."""
     if observed.effective is None:
         return _told(observed, _unprovisioned(observed))
     if FINALIZER not in (observed.datastore["metadata"].get("finalizers") or []):
-        # Before anything is made that would have to be removed again, in the bucket too.
+        # The finalizer comes before anything, in the bucket too, that would have to be removed again.
         return Plan(finalizer=True, again=True)
     before: Raw = observed.datastore.get("status") or {}
     if observed.effective.by_default and before.get("storageClassName") != observed.effective.class_name:
-        # Before anything is made there: another default that comes later is not this one's.
+        # The status names the class before anything is made with it: a later default class does not count here.
         return Plan(status={**before, "storageClassName": observed.effective.class_name}, again=True)
     if observed.facts is None:
         return Plan(look=True, again=True)
@@ -138,7 +138,7 @@ def _provision(observed: Observed, effective: EffectiveSpec) -> Plan:
     larger = _larger_claim(observed, here, effective)
     applies = [] if plain or (_claim_holds(here, claim) and not larger) else [_claim_patch(here, claim, larger)]
     there = observed.volume
-    # The cluster writes the uid when it binds; ours is only for a volume that holds on to an earlier claim.
+    # Kubernetes writes the claim's uid when it binds; we write it to a new volume, or where a uid stands already.
     unbound = there is not None and "uid" not in there["spec"].get("claimRef", {})
     claim_uid = "" if unbound else here["metadata"]["uid"]
     volume = desired.volume(effective, claim_uid, _source(observed), here if plain else None)
@@ -150,7 +150,7 @@ def _provision(observed: Observed, effective: EffectiveSpec) -> Plan:
         if there is None or not desired.volume_holds(there, volume):
             applies.append(volume)
     if applies:
-        # The kubelet compares volume and claim all the time: the claim says first what is about to grow.
+        # The kubelet compares volume and claim all the time: the claim's status tells of the growth beforehand.
         larger_by_now = {} if there is None or volume is None else _resizing(here, volume, observed.now)
         return Plan(claim_status=larger_by_now, apply=tuple(applies), again=True)
     plan = _binding(observed, claim, here, _bound(observed, here, effective))
@@ -165,7 +165,7 @@ def _source(observed: Observed) -> Source | None:
 
 
 def _larger_claim(observed: Observed, claim: Raw, effective: EffectiveSpec) -> str:
-    """What the claim of another driver has to ask for so that it grows to the capacity; '' when it does, or can't."""
+    """Return what storage another driver's claim has to request to reach spec.capacity; '' if it does or can't grow."""
     wrapped, capacity = effective.spec.claim, effective.spec.capacity
     if not wrapped or not capacity or capacity <= _storage(claim["spec"]["resources"]["requests"]):
         return ""
@@ -174,10 +174,11 @@ def _larger_claim(observed: Observed, claim: Raw, effective: EffectiveSpec) -> s
 
 
 def _growth(claim: Raw, volume: Raw | None, now: str) -> Plan | None:
-    """What the claim has to say of a volume of ours that has grown.
+    """Plan what the claim's status has to say of a volume of ours whose size differs; None if there is nothing to say.
 
     The volume's capacity is what its backend has by now. The kubelet of a node with a pod that uses the claim sees the
-    difference, tells the node's driver and then the claim's status; where no pod does, it is ours to say after a while.
+    difference, tells the node's driver and updates the claim's status; without such a pod the controller does, after
+    RESIZE.
     Source: pkg/volume/util/operationexecutor (node expansion), KEP-284, and KEP-1790 for the amounts allocated.
     """
     status = claim.get("status") or {}
@@ -189,7 +190,7 @@ def _growth(claim: Raw, volume: Raw | None, now: str) -> Plan | None:
         return None
     resized: JSON = {"capacity": size, "allocatedResources": size, "allocatedResourceStatuses": None, "conditions": []}
     if have > wanted:
-        # A capacity that was set later: until then the volume was without limit.
+        # The capacity was set later; until then the volume had UNLIMITED.
         return Plan(claim_status=resized, again=True)
     pending = next((each for each in status.get("conditions") or [] if each["type"] == RESIZE_PENDING), None)
     if pending is None:
@@ -200,7 +201,7 @@ def _growth(claim: Raw, volume: Raw | None, now: str) -> Plan | None:
 
 
 def _resizing(claim: Raw, volume: Raw, now: str) -> JSON:
-    """What a bound claim's status says of a volume that is larger, until its node knows it; {} if it is not larger."""
+    """Return the status of a bound claim whose volume is larger, before its node knows it; {} if it is not larger."""
     size = volume["spec"]["capacity"]["storage"]
     have = (claim.get("status") or {}).get("capacity", {}).get("storage")
     if have is None or parse_quantity(have) >= parse_quantity(size):
@@ -219,7 +220,7 @@ def _storage(amounts: Raw) -> int:
 
 
 def _binding(observed: Observed, wanted: JSON, here: Raw, found: Finding) -> Plan:
-    """All objects are as they should be; the rest is the cluster's."""
+    """Plan for when all objects are as they should be, and only Kubernetes' work on them may be missing."""
     now = observed.now
     if found.reason == "VolumeReplacing":
         nudge = (_nudge(here, wanted, now),) if _may_nudge(here, now) else ()
@@ -230,13 +231,13 @@ def _binding(observed: Observed, wanted: JSON, here: Raw, found: Finding) -> Pla
 
 
 def _told_late(observed: Observed, claim: Raw, found: Finding) -> Plan:
-    """A claim that may well be bound in a moment is not worth a status yet."""
+    """Plan the status, but not yet for a claim younger than YOUNG_S, which may well be bound in a moment."""
     young = _age(claim["metadata"]["creationTimestamp"], observed.now) < timedelta(seconds=YOUNG_S)
     return Plan(soon=True) if young else _told(observed, found)
 
 
 def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
-    """The volume first, and the claim when the cluster has seen it: then it binds at once, and else after 15 s."""
+    """Plan the volume, and the claim once Kubernetes has seen the volume: else it would be bound only after 15 s."""
     there = observed.volume
     if volume is not None and there is None:
         return Plan(apply=(volume,), unless_claimed=claim, again=True)
@@ -246,10 +247,11 @@ def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
 
 
 def _half_bound(here: Raw, volume: Raw | None, claim: JSON, now: str) -> Plan | None:
-    """What to do if the cluster bound the volume and not yet its claim, and a change of the claim may make it go on.
+    """Plan a change of the claim, to make Kubernetes go on when it has bound the volume but not yet the claim; or None.
 
-    Its two workers race for the volume's status: when the one that binds loses, it tries again after RESYNC, or when
-    the claim changes (kubernetes, pkg/controller/volume/persistentvolume). So change it, at most each NUDGE.
+    Two workers of Kubernetes race for the volume's status: when the one that binds loses, it tries again after RESYNC,
+    or when the claim changes (kubernetes, pkg/controller/volume/persistentvolume). So change the claim, at most once in
+    NUDGE.
     """
     created = here["metadata"]["creationTimestamp"]
     if not _holds_on(volume, here) or _age(created, now) >= RESYNC or not _may_nudge(here, now, created):
@@ -258,19 +260,19 @@ def _half_bound(here: Raw, volume: Raw | None, claim: JSON, now: str) -> Plan | 
 
 
 def _remade(claim: Raw, volume: Raw | None, now: str) -> bool:
-    """Whether a claim is Lost only until the cluster looks at it again, since its volume was just made anew."""
+    """Whether a claim is Lost only until Kubernetes looks at it again, since its volume was just made anew."""
     if volume is None or "creationTimestamp" not in volume["metadata"]:
         return False
     return _holds_on(volume, claim) and _age(volume["metadata"]["creationTimestamp"], now) < RESYNC
 
 
 def _holds_on(volume: Raw | None, claim: Raw) -> bool:
-    """Whether the volume is bound to this claim, whatever the claim says."""
+    """Whether the volume is bound to this claim, whatever the claim's own status says."""
     return volume is not None and volume["spec"].get("claimRef", {}).get("uid") == claim["metadata"]["uid"]
 
 
 def _may_nudge(claim: Raw, now: str, otherwise: str = "") -> bool:
-    """Whether the last time is long ago; otherwise: the time that counts if there was none."""
+    """Whether the NUDGED annotation may be written again: NUDGE after its time (without one: after `otherwise`)."""
     nudged = (claim["metadata"].get("annotations") or {}).get(NUDGED, otherwise)
     return not nudged or _age(nudged, now) >= NUDGE
 
@@ -282,12 +284,12 @@ def _nudge(here: Raw, wanted: JSON, now: str) -> JSON:
 
 
 def _claim_holds(here: Raw, wanted: Raw) -> bool:
-    """A claim's spec never changes, but for a request that grows; what else was edited is metadata."""
+    """Whether the claim's metadata is as wanted. A claim's spec is immutable, but for a request that grows."""
     return holds(here["metadata"], wanted["metadata"])
 
 
 def _claim_patch(here: Raw, wanted: JSON, larger: str = "") -> JSON:
-    """What can be applied to a claim that exists: its spec as it is, or asking for more; nothing else may change."""
+    """Return what can be applied to an existing claim: the wanted metadata, its present spec or a larger request."""
     kept = {name: here["spec"][name] for name in wanted["spec"] if name in here["spec"]}
     if larger:
         kept["resources"] = {"requests": {"storage": larger}}
@@ -321,10 +323,10 @@ def _bound(observed: Observed, claim: Raw, effective: EffectiveSpec) -> Finding:
 
 
 def _by_class(claim: Raw, asked: Claim, storage_class: Raw | None) -> Finding:
-    """What a claim that another driver serves waits for. '' as class: a volume that someone makes by hand."""
+    """Say what another driver's claim waits for. With the class '' it waits for a volume that someone makes by hand."""
     name, named = claim["metadata"]["name"], claim["spec"].get("storageClassName")
     if storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer":
-        # Waiting for the volume would be waiting for ever.
+        # The volume comes only with the first pod, so waiting for it before that would never end.
         text = f"the claim {name} gets its volume from StorageClass {named} with the first pod"
         return Finding(type="Provisioned", status="True", reason="WaitingForFirstPod", message=text)
     if storage_class is None and named != "":
@@ -348,7 +350,7 @@ def _unprovisioned(observed: Observed) -> Finding:
 
 
 def _told(observed: Observed, provisioned: Finding) -> Plan:
-    """The status, and an Event for each transition."""
+    """Plan the Datastore's status, and an Event for each condition that changed."""
     before: Raw = observed.datastore.get("status") or {}
     was: Sequence[Raw] = before.get("conditions") or []
     findings = _findings(observed, provisioned, was)
@@ -407,10 +409,10 @@ def _credentials(observed: Observed, was: Sequence[Raw]) -> Finding:
 
 
 def _described(observed: Observed, before: Raw) -> JSON:
-    """Everything of the status but the conditions; what was not found out now stays as it was."""
+    """Return the status without phase, generation and conditions; what was not found out this time stays as it was."""
     effective, facts = observed.effective, observed.facts
     theirs = _volume_of_another_driver(observed)
-    # What was found out about a volume says nothing about the next one.
+    # What was found out about another driver's volume does not hold for a volume that replaces it.
     names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
     kept: JSON = {name: before[name] for name in (*names, "storageClassName") if name in before}
     if effective is None:
@@ -428,7 +430,7 @@ def _described(observed: Observed, before: Raw) -> JSON:
     if observed.volume is not None or theirs:
         described["volumeName"] = theirs or volume_name(effective.uid)
     if facts and facts.capabilities is not None:
-        # What is never written to is not tried, and what was found out before still holds.
+        # Read-only data is not probed and gives no capabilities; those found out before still hold.
         described |= {"capabilities": found} if (found := _shown(facts.capabilities)) else {}
     if facts and facts.measured is not None:
         described["usage"] = _usage(facts.measured, facts.measured_at, kept.get("usage") or {})
@@ -436,7 +438,7 @@ def _described(observed: Observed, before: Raw) -> JSON:
 
 
 def _where(observed: Observed, effective: EffectiveSpec) -> str:
-    """Where the data is, for people; of an export of its own as it was found, now or last."""
+    """Return the data's location, for people; of an export made for the Datastore the one found, now or last time."""
     source = _source(observed)
     if not desired.has_own_export(effective):
         return location_of(effective.spec)
@@ -449,14 +451,14 @@ def _shown(capabilities: Capabilities) -> JSON:
 
 
 def _volume_of_another_driver(observed: Observed) -> str:
-    """Name of the volume that a wrapped claim is bound to, or ''."""
+    """The name of another driver's volume that the Datastore's claim is bound to, or ''."""
     if observed.effective is None or observed.effective.spec.claim is None or observed.claim is None:
         return ""
     return str(observed.claim["spec"].get("volumeName") or "")
 
 
 def _usage(measured: Measured, at: str, before: Raw) -> JSON:
-    """Counted again with the same result, the earlier time stays for an hour: each write of a status wakes watchers."""
+    """Return status.usage. An equal count keeps the former time for SAMPLE_S: each write of a status wakes watchers."""
     usage = {
         "bytes": measured.size_bytes,
         "objects": measured.objects,
@@ -474,7 +476,7 @@ def _age(since: str, now: str) -> timedelta:
 
 
 def on_deletion(effective: EffectiveSpec, owner: Owner, where: str) -> str:
-    """What would become of the data (where: its place, for people), before anybody deletes anything."""
+    """Say what a deletion of the Datastore would do with its data. where: the data's location, for people."""
     spec = effective.spec
     if spec.claim:
         if spec.claim.name:

@@ -1,10 +1,10 @@
-"""The core of deletion: claim, volume, data, finalizer, in this order. Pure and level-triggered, like decide.py.
+"""Decides the steps of a deletion: claim, volume, data, finalizer, in this order. Pure and level-triggered.
 
-The claim goes first, and Kubernetes keeps it while a pod uses it: so the data waits for the pods without a race. Pods
-with inline volumes that name the Datastore are waited for as well: the nodes mount none for a new pod once it is being
-deleted (csi/volumes.py), so a list of them that was made since then is complete. The data goes last but one, and only
-by the backend's own ownership marker. The finalizer always goes in the end: what can't be removed is left behind and
-told, never waited for without a bound.
+Kubernetes keeps the claim while a pod uses it: so the data waits for the pods without a race. Pods with inline volumes
+that name the Datastore are waited for as well: nodes mount no such volume for a new pod once the Datastore is being
+deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's ownership
+marker names this Datastore. A failing removal is tried again until it works or the user removes the finalizer; it is
+given up, with an Event, if the backend was never reached, or after a time in a namespace that is being deleted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Raw = Mapping[str, Any]
 class DeletionState:
     """All that is known of a Datastore that is being deleted.
 
-    pods: names of those that use the claim or name it inline, None: not looked for; released: what the backend said
-    when all was removed or left; failure: why it did not; abandoned: it has failed for long enough in a namespace that
-    is going. now: RFC 3339.
+    pods: names of the pods that use the claim or name the Datastore inline, None before they are listed; progress: what
+    an unfinished release has done; released: the backend's message when all was removed or left; failure: the error of
+    the last release; abandoned: release has failed for long enough in a namespace that is being deleted. now: RFC 3339.
     """
 
     datastore: Raw
@@ -47,7 +47,7 @@ class DeletionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """What to do, in this order; again: look again at once."""
+    """What to do next. list_pods: list them and plan again; finish: remove the finalizer; again: plan again at once."""
 
     delete: tuple[Raw, ...] = ()
     list_pods: bool = False
@@ -59,7 +59,7 @@ class DeletionPlan:
 
 
 def plan_deletion(going: DeletionState) -> DeletionPlan:
-    """The next step of a deletion."""
+    """Plan the next step of a deletion."""
     if FINALIZER not in (going.datastore["metadata"].get("finalizers") or []):
         return DeletionPlan()
     if going.claim is not None and _goes(going, going.claim):
@@ -72,13 +72,13 @@ def plan_deletion(going: DeletionState) -> DeletionPlan:
     if going.volume is None:
         return _data(going)
     if "deletionTimestamp" not in going.volume["metadata"]:
-        # After the claim: a volume that goes before makes the claim Lost under a running pod.
+        # The volume goes after the claim: the other way round, the claim would be Lost under a running pod.
         return DeletionPlan(delete=(going.volume,), again=True)
     return _waiting(going, f"waiting for the volume {going.volume['metadata']['name']} to go")
 
 
 def _unused(going: DeletionState, claim: Raw) -> DeletionPlan:
-    """What to do about the claim that goes."""
+    """Plan the deletion of the claim, or the wait for it."""
     if "deletionTimestamp" not in claim["metadata"]:
         return DeletionPlan(delete=(claim,), again=True)
     if going.pods:
@@ -91,14 +91,14 @@ def _named(pods: Sequence[str]) -> str:
 
 
 def _may_be_inline(going: DeletionState) -> bool:
-    """Whether a pod's inline volume can be of it, and that matters: its node asks for the volume, its work for data."""
+    """Whether pods with inline volumes have to be waited for: if there is a CSI volume, or data to remove or undo."""
     if going.volume is not None:
         return "csi" in going.volume["spec"]
     return going.released is None and _releases(going.effective)
 
 
 def _goes(going: DeletionState, claim: Raw) -> bool:
-    """Whether a claim goes with its Datastore: one that we made, unless it is kept data of another driver."""
+    """Whether the claim is deleted too: a plain claim that the Datastore was made for, or one of ours that it owns."""
     uid = going.datastore["metadata"]["uid"]
     if desired.is_for_claim(going.datastore, claim):
         return True
@@ -137,7 +137,7 @@ def _releases(effective: EffectiveSpec | None) -> bool:
 
 
 def _worked(datastore: Raw) -> bool:
-    """Whether it ever was reached; else nothing can have been made for it."""
+    """Whether the backend was ever reached; if not, nothing can have been made for the Datastore."""
     status: Raw = datastore.get("status") or {}
     return "capabilities" in status or "volumeName" in status
 
@@ -166,7 +166,7 @@ def _status(going: DeletionState, reason: str, text: str) -> tuple[dict[str, Any
 
 
 def orphans(volume: Raw, datastore: Raw | None) -> bool:
-    """Whether a volume of ours has outlived its Datastore (its finalizer was taken off)."""
+    """Whether a volume of ours has outlived its Datastore, whose finalizer was removed by hand."""
     labels: Raw = volume["metadata"].get("labels") or {}
     if labels.get(MANAGED_BY) != MANAGER or "deletionTimestamp" in volume["metadata"]:
         return False

@@ -1,6 +1,6 @@
-"""The objects that a Datastore asks for, and how they differ from what is there. Pure: mappings in, mappings out.
+"""Builds the objects that a Datastore asks for, and compares them with what exists. Pure: mappings in, mappings out.
 
-Only the fields that we own stand in them: the API server's defaults and other managers' fields are not ours to compare.
+They contain only fields that we own: the API server's defaults and other managers' fields are not compared.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Raw = Mapping[str, Any]
 UNLIMITED = "1Pi"
 """Size of a volume without `capacity`, the same as the mount's statfs shows (S-15)."""
 NOMINAL_REQUEST = "1Gi"
-"""What a claim asks for then: quotas on requests.storage count it, so it is small."""
+"""The request of a claim without `capacity`: small, because quotas on requests.storage count it."""
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 _READ_WRITE = ("ReadWriteMany", "ReadWriteOnce", "ReadOnlyMany")
 _READ_ONLY = ("ReadOnlyMany",)
 
 
 def claim(effective: EffectiveSpec) -> dict[str, Any] | None:
-    """The PersistentVolumeClaim; None where the Datastore wraps one that exists."""
+    """Return the PersistentVolumeClaim that the Datastore asks for; None where it wraps an existing one."""
     spec = effective.spec
     if spec.claim and spec.claim.name:
         return None
@@ -48,12 +48,12 @@ def claim(effective: EffectiveSpec) -> dict[str, Any] | None:
         "name": effective.name,
         "uid": effective.uid,
         "controller": True,
-        # Ours waits for pods by itself; `true` would need the right to update finalizers.
+        # The Datastore's own finalizer waits for the claim; `true` would need the right to update finalizers.
         "blockOwnerDeletion": False,
     }
     metadata = {"name": effective.name, "namespace": effective.namespace, **_marks(effective)}
     if not spec.claim or spec.reclaim_policy == "Delete":
-        # The claim of another driver is the data itself: with Retain it outlives us.
+        # Another driver's claim is the data itself: unless the policy is Delete, it outlives the Datastore.
         metadata["ownerReferences"] = [owner]
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": wanted}
 
@@ -61,10 +61,10 @@ def claim(effective: EffectiveSpec) -> dict[str, Any] | None:
 def volume(
     effective: EffectiveSpec, claim_uid: str, source: Source | None = None, plain: Raw | None = None
 ) -> dict[str, Any] | None:
-    """The PersistentVolume, bound beforehand to the claim (of this uid if any); None: another driver makes it.
+    """Return the PersistentVolume, bound in advance to the claim (with this uid if any); None: another driver makes it.
 
-    source: what its mounts show, where the spec alone does not tell. plain: the claim that the Datastore was made for;
-    its volume shows what it asked for, and what becomes of the data with it.
+    source: the location of an NFS export that was made for the Datastore. plain: the plain claim that the Datastore was
+    made for; its volume has the claim's access modes, and says what becomes of the data with the claim.
     """
     spec = effective.spec
     if effective.kind.volume == "claim":
@@ -89,13 +89,13 @@ def volume(
     if plain is not None:
         wanted["accessModes"] = list(plain["spec"].get("accessModes") or ())
         wanted["persistentVolumeReclaimPolicy"] = "Delete" if spec.reclaim_policy == "Delete" else "Retain"
-        # Else Kubernetes would look for a deleter of its own, and call the volume Failed.
+        # Without this, Kubernetes would look for a deleter among its own plugins, and mark the volume as Failed.
         metadata["annotations"] = {**metadata["annotations"], PROVISIONED_BY: DRIVER}
     return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": wanted}
 
 
 def datastore_for(claim_body: Raw, storage_class: Raw) -> dict[str, Any]:
-    """The Datastore that provisions a plain claim of a class of ours: the same name, and gone with the claim."""
+    """Return the Datastore that provisions a plain claim of our class; it has the claim's name and is owned by it."""
     metadata = claim_body["metadata"]
     request = claim_body["spec"].get("resources", {}).get("requests", {}).get("storage")
     owner = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": metadata["name"], "uid": metadata["uid"]}
@@ -119,7 +119,7 @@ def datastore_for(claim_body: Raw, storage_class: Raw) -> dict[str, Any]:
 
 
 def reference(key: tuple[str, str]) -> dict[str, Any]:
-    """A Datastore by its namespace and name, as far as it takes to ask for it."""
+    """Return the body of a Datastore with kind, namespace and name only, which is enough to look it up."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"namespace": key[0], "name": key[1]}}
 
 
@@ -130,7 +130,7 @@ def is_for_claim(datastore: Raw, claim_body: Raw) -> bool:
 
 
 def owner_of(body: Raw) -> tuple[str, str] | None:
-    """The Datastore that a claim or volume of ours says it is of."""
+    """Return the key of the Datastore that a claim or volume of ours names in its annotation, or None."""
     text = (body["metadata"].get("annotations") or {}).get(OWNER, "")
     namespace, _, name = text.partition("/")
     return (namespace, name) if namespace and name else None
@@ -143,23 +143,22 @@ def is_ours(body: Raw, uid: str) -> bool:
 
 
 def volume_holds(observed: Raw, wanted: Raw) -> bool:
-    """Whether a volume is as it should be; its mount options are exactly ours, also when there are none any more."""
+    """Whether a volume is as wanted; its mount options have to be exactly ours, even if none are wanted any more."""
     options = wanted["spec"].get("mountOptions") or []
     return (observed["spec"].get("mountOptions") or []) == options and holds(observed, wanted)
 
 
 def with_source_of(observed: Raw, wanted: dict[str, Any]) -> dict[str, Any]:
-    """A volume with the source it was made with: the API server lets none change, and none has to.
+    """Return the wanted volume with the observed one's source (csi, hostPath), which the API server keeps immutable.
 
-    It says which data this is, which never changes. How the data is shown stands in the Datastore's status.mount, where
-    the nodes read it.
+    The source says which data this is, which never changes. Nodes read from status.mount how the data is shown.
     """
     made = {field: observed["spec"][field] for field in ("csi", "hostPath") if field in observed["spec"]}
     return {**wanted, "spec": {**wanted["spec"], **made}}
 
 
 def mount_settings(effective: EffectiveSpec) -> dict[str, Any]:
-    """How the data is shown as of now, for the nodes: status.mount."""
+    """Return status.mount: the present settings of mounts, for the nodes."""
     settings: dict[str, Any] = {"spec": settings_of(effective.spec)}
     return settings | ({"memory": effective.memory} if effective.memory else {})
 
@@ -193,7 +192,7 @@ def _volume_source(effective: EffectiveSpec, source: Source | None) -> dict[str,
 
 
 def has_own_export(effective: EffectiveSpec) -> bool:
-    """Whether an export is made for it, so that only who made it knows where it is."""
+    """Whether an NFS export is made for the Datastore, so that only the backend that made it knows where it is."""
     return effective.spec.nfs is not None and effective.spec.nfs.server is None
 
 

@@ -1,9 +1,9 @@
-"""From a Datastore and its StorageClass to what is really asked for: the effective spec and the Secret. Pure.
+"""Merges a Datastore with its StorageClass into what is really asked for: the effective spec and the Secret. Pure.
 
 A class holds the administrator's choices in `parameters`; docs/reference/storageclass.md lists them. What a class names
-(a Secret in the administrator's namespace, a bucket) is never mixed with what a user names: a Datastore either has a
-backend, with a Secret of its own namespace, or a class and no backend. So nobody reaches with the administrator's keys
-what the class did not choose.
+(a Secret in the administrator's namespace, a bucket) is never mixed with what a user names: a Datastore has either a
+backend and a Secret of its own namespace, or a class and no backend. So no user reaches, with the administrator's keys,
+anything that the class did not choose.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SPEC = ("attributes", "metadataTTL")
 _SECRET = ("secretName", "csi.storage.k8s.io/node-publish-secret-name")
 _SECRET_NAMESPACE = ("secretNamespace", "csi.storage.k8s.io/node-publish-secret-namespace")
 COMMON = frozenset({"backend", *_SPEC, "cacheSize", "capacity", "memory", "readOnly", *_SECRET, *_SECRET_NAMESPACE})
-"""Parameters of a class of any kind; what else there is depends on the kind (backends/registry.py)."""
+"""The parameters of a class with any kind of backend; each kind adds its own (backends/registry.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef:
-    """A Secret by its place."""
+    """Where a Secret is."""
 
     namespace: str
     name: str
@@ -46,11 +46,11 @@ class SecretRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSpec:
-    """A Datastore with every choice made. spec has a backend of this kind; class_name, class_uid: '' without a class.
+    """A Datastore merged with its class. spec: has a backend of this kind; class_name, class_uid: '' without a class.
 
-    by_default: the class is the default one, not one that the Datastore names. mount_options: of the class, for the
-    volume; as ours has them (uid=, gid=, umask=). memory: of the class, for the mounts' servers; '': as the nodes have
-    it. parameters: of the class, those of the kind alone.
+    by_default: the Datastore names no class and has the default one. mount_options: the class's (uid=, gid=, umask=),
+    for the volume. memory: the class's ceiling for one mount server, '' for that of the nodes. parameters: those of the
+    class that belong to the kind.
     """
 
     namespace: str
@@ -68,10 +68,10 @@ class EffectiveSpec:
 
 
 def class_name_of(body: Raw, classes: Iterable[Raw]) -> str | None:
-    """The StorageClass of a Datastore: the one that it names, and of one with `nfs: {}` the default one.
+    """Return the name of a Datastore's StorageClass: the one that it names, or with `nfs: {}` the default one, or None.
 
-    What the default was when the Datastore was made stays: its data is there. Of several the newest counts, as in
-    Kubernetes.
+    A Datastore keeps the class that was the default when it was made, because its data is there. Of several default
+    classes the newest counts, as in Kubernetes.
     """
     spec = body.get("spec")
     if not isinstance(spec, Mapping) or not wants_default_class(body):
@@ -85,7 +85,7 @@ def class_name_of(body: Raw, classes: Iterable[Raw]) -> str | None:
 
 
 def wants_default_class(body: Raw) -> bool:
-    """Whether a Datastore is an NFS export of its own that names no class."""
+    """Whether a Datastore asks for an NFS export of its own and names no class (`nfs: {}`)."""
     spec = body.get("spec")
     return isinstance(spec, Mapping) and isinstance(spec.get("nfs"), Mapping) and not spec["nfs"].get("server")
 
@@ -96,7 +96,7 @@ def _is_default(storage_class: Raw) -> bool:
 
 
 def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> EffectiveSpec:
-    """What a Datastore object asks for. Errors: Mistake."""
+    """Return what a Datastore object asks for, with its class's choices. Errors: Mistake."""
     metadata = body["metadata"]
     names = {"name": metadata["name"], "namespace": metadata["namespace"]}
     datastore = _parsed({key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names})
@@ -145,7 +145,7 @@ def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> 
 
 
 def _check_servers(spec: DatastoreSpec, settings: Settings) -> None:
-    """Servers that trust the nodes' addresses are named only by whom the administrator lets. Errors: Mistake."""
+    """Refuse servers that trust the nodes' addresses, unless the administrator lists them. Errors: Mistake."""
     if spec.nfs and spec.nfs.server and not settings.policy.allows_export(spec.nfs.server):
         url = f"nfs://{spec.nfs.server}"
         text = f"spec.nfs.server: the administrator allows NFS servers by name (ALLOW_ENDPOINTS={url})"
@@ -161,12 +161,12 @@ def _parsed(document: Raw) -> Datastore:
     try:
         return Datastore.model_validate(document)
     except ValidationError as error:
-        # No `from`: pydantic's text holds the input.
+        # Not `from error`: pydantic's text contains the input.
         raise Mistake("InvalidSpec", explain(error, Datastore), permanent=True) from None
 
 
 def _allowed(spec: DatastoreSpec, secret: SecretRef | None, settings: Settings) -> BackendKind:
-    """The kind of the spec's backend. Errors: Mistake for what no cluster serves, or this administrator forbids."""
+    """Return the kind of a spec's backend. Errors: Mistake if no cluster serves it or the administrator forbids it."""
     kind = KINDS.get(spec.backend)
     if kind is None:
         raise Mistake("BackendNotSupported", f"spec.{spec.backend} is not supported yet", permanent=True)
@@ -210,7 +210,7 @@ def _from_class(spec: DatastoreSpec, metadata: Raw, storage_class: Raw) -> tuple
 
 
 def _chosen(parameters: Mapping[str, str], metadata: Raw) -> tuple[dict[str, Any], SecretRef | None]:
-    """The spec that the parameters make, and the Secret. Errors: InvalidManifest."""
+    """Return the spec and the Secret that a class's parameters ask for. Errors: InvalidManifest."""
     named = parameters.get("backend", DEFAULT_KIND)
     kind = KINDS.get(named)
     if kind is None or kind.from_class is None:
@@ -233,7 +233,7 @@ def _chosen(parameters: Mapping[str, str], metadata: Raw) -> tuple[dict[str, Any
 
 
 def _secret(parameters: Mapping[str, str], of_claim: str) -> SecretRef | None:
-    """secretNamespace: ${pvc.namespace} is that of the claim, so that each namespace has keys of its own."""
+    """Return a class's Secret. ${pvc.namespace} stands for the Datastore's own, so that each namespace has its keys."""
     name = next((parameters[key] for key in _SECRET if key in parameters), "")
     template = next((parameters[key] for key in _SECRET_NAMESPACE if key in parameters), "")
     namespace = filled(template, {"pvc.namespace": of_claim})

@@ -1,4 +1,4 @@
-"""What the controller of Datastores watches, and whom each event concerns."""
+"""What the controller of Datastores watches, and which Datastores and plain claims an event concerns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Wake = Callable[[Key], None]
 
 
 class Informers:
-    """The stores. wake: it is a Datastore's turn; wake_claim: a plain claim's; serves: whether a namespace is ours."""
+    """The informer stores. wake, wake_claim: queue a Datastore, a plain claim; serves: whether a namespace is ours."""
 
     def __init__(self, wake: Wake, wake_claim: Wake, serves: Callable[[str], bool]) -> None:
         self.datastores = InformerStore()
@@ -34,13 +34,13 @@ class Informers:
             "StorageClass": self.classes,
         }
         self._wrappers: dict[Key, Key] = {}
-        """Claim -> a Datastore that wraps it."""
+        """The key of a claim -> the key of a Datastore that wraps it."""
         self._wake = wake
         self._wake_claim = wake_claim
         self._serves = serves
 
     def watches(self) -> Sequence[Watch]:
-        """Listed and watched; the RBAC rules have nothing more of these two verbs but the Lease."""
+        """What kopf lists and watches; the RBAC rules grant these two verbs only for this, the Lease and nodes."""
         return (
             Watch(resource=DATASTORES, tell=self._datastore),
             Watch(resource=CLAIMS, tell=self._claim),
@@ -57,7 +57,7 @@ class Informers:
         return self.classes.get(("", class_name_of(datastore, self.classes.values()) or ""))
 
     def nodes_wanted(self) -> bool:
-        """Whether a class of ours has to know the nodes' addresses."""
+        """Whether a StorageClass of ours needs the addresses of the cluster's nodes."""
         for each in self.classes.values():
             parameters = each.get("parameters") or {}
             kind = KINDS.get(parameters.get("backend", DEFAULT_KIND))
@@ -75,7 +75,7 @@ class Informers:
         self._wake(key)
 
     def _claim(self, event: Raw) -> None:
-        """A claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
+        """Take in an event of a claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
         if self.claims.repeats(event):
             return
         key = self.claims.take(event)
@@ -84,7 +84,7 @@ class Informers:
             self._wake_claim(key)
 
     def _claimed(self, body: Raw) -> None:
-        """Whose claim it is wants to be looked at."""
+        """Wake the Datastore that the claim belongs to, and the Datastore that wraps it."""
         key = key_of(body)
         if owner_of(body) or self.datastores.get(key):
             self._wake(owner_of(body) or key)
@@ -92,7 +92,7 @@ class Informers:
             self._wake(self._wrappers[key])
 
     def _volume(self, event: Raw) -> None:
-        """A volume of ours. They have no namespace, so those of another controller's Datastores come along."""
+        """Take in an event of a volume of ours, unless its Datastore's namespace is one that we don't serve."""
         owner = owner_of(event["object"])
         if owner is not None and not self._serves(owner[0]):
             return
@@ -103,7 +103,7 @@ class Informers:
             self._wake(owner)
 
     def _class(self, event: Raw) -> None:
-        """A class came, changed or went: its Datastores may ask for something else now, its claims may have waited."""
+        """Take in an event of a class; wake its Datastores, which may differ now, and claims, which may have waited."""
         if self.classes.repeats(event):
             return
         _, name = self.classes.take(event)

@@ -1,4 +1,4 @@
-"""The controller of Datastores, put together for the operator (runtime/operator.py)."""
+"""Puts together the controller of Datastores, for the operator (runtime/operator.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of the controller of Datastores. Names are an interface: docs/OPERATIONS.md lists them."""
+"""The Prometheus metrics of the controller of Datastores. Their names are an interface (docs/OPERATIONS.md)."""
 
 from __future__ import annotations
 

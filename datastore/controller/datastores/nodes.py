@@ -1,6 +1,6 @@
-"""Where the cluster's nodes are: their addresses and nothing else of them, watched only while a StorageClass asks.
+"""Watches the addresses of the cluster's nodes, and nothing else of them, while a StorageClass needs them.
 
-Node objects are large and change often, so each is read and dropped. Event loop only, but for addresses().
+Node objects are large and change often, so each is dropped once read. Only addresses() may run off the event loop.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 PAGE = 50
-"""Nodes in one answer: parsed, a large one takes 100 KiB."""
+"""Nodes on one page of a list; a large node takes 100 KiB once it is parsed."""
 AGAIN_S = 2.0
 WANTED_S = 1.0
-"""How soon a class that comes is noticed."""
+"""How soon, in seconds, run() notices that a class needs the addresses."""
 KINDS = frozenset({"InternalIP", "ExternalIP"})
 
 
 class Nodes:
-    """wanted: whether a class asks for addresses; active: whether it is this replica's turn; changed: they did."""
+    """wanted: whether a class needs addresses; active: whether this replica leads; changed: called after a change."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Nodes:
         self._limiter = Limiter()
 
     def addresses(self) -> tuple[str, ...]:
-        """All of them, sorted. From any thread. Errors: Unreachable while they are not known."""
+        """Return all addresses, sorted. Any thread may call this. Errors: Unreachable while they are not known."""
         known = self._addresses
         found = sorted({each for of_one in known.values() for each in of_one}) if known else []
         if not found:
-            # Never an empty list: exports would be taken from everybody.
+            # Never return an empty list: the exports would then be withdrawn from all clients.
             raise Unreachable("the addresses of the cluster's nodes are not known yet")
         return tuple(found)
 
     async def run(self) -> None:
-        """Watch, for ever."""
+        """Watch for ever, whenever a class needs the addresses and this replica leads."""
         while True:
             while not (self._active() and self._wanted()):
                 await asyncio.sleep(WANTED_S)
@@ -91,7 +91,7 @@ class Nodes:
 
 
 def addresses_of(node: Raw) -> frozenset[str]:
-    """The addresses from which a node may come. Pure."""
+    """Return the addresses from which a node may connect. Pure."""
     found = set()
     for each in (node.get("status") or {}).get("addresses") or []:
         if each.get("type") in KINDS:

@@ -1,6 +1,6 @@
-"""Plain PersistentVolumeClaims of a StorageClass of ours: each gets a Datastore of its name, which does the rest.
+"""Provisions plain PersistentVolumeClaims of our StorageClasses: each gets a Datastore of its name that does the rest.
 
-No provisioner sidecar is needed, and whoever wrote only a claim sees in the Datastore what became of it.
+No provisioner sidecar is needed, and a user who wrote only a claim sees in the Datastore what became of it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from datastore.units import parse_quantity
 
 Raw = Mapping[str, Any]
 REFUSED = "datastore.dev/Refused"
-"""The condition of a claim that gets no volume."""
+"""The type of the condition of a claim that gets no volume."""
 _REASON = "ClaimNotSupported"
 _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 
 
 def refusal(claim: Raw) -> str:
-    """Why a claim can't have what it asks for, and what to write instead; '' when it can. Its spec never changes."""
+    """Say why a claim can't have what it asks for, and what to write instead; '' when it can. Its spec is immutable."""
     spec = claim["spec"]
     if spec.get("dataSource") or spec.get("dataSourceRef"):  # the API server makes one of the other
         return (
@@ -59,7 +59,7 @@ class PlainClaims:
         self._complained: set[str] = set()
 
     async def provision(self, key: Key) -> float | None:
-        """Make the Datastore of a claim that waits for us, or let it grow; see runtime.operator.Reconcile."""
+        """Make the Datastore of a claim that waits for it, or raise its capacity; see runtime.operator.Reconcile."""
         claim = self._informers.claims.get(key)
         datastore = self._informers.datastores.get(key)
         if claim is not None and datastore is not None and desired.is_for_claim(datastore, claim):
@@ -81,7 +81,7 @@ class PlainClaims:
             except ApiError as error:
                 if error.status not in (403, 409):
                     raise
-                # 409: the watch shows it in a moment. 403: the namespace is being deleted.
+                # 409: the Datastore exists, and the watch shows it soon. 403: the namespace is being deleted.
                 return None
             self._informers.datastores.put(made)
         else:
@@ -89,14 +89,14 @@ class PlainClaims:
         return None
 
     async def _grow(self, datastore: Raw, claim: Raw) -> None:
-        """A claim that asks for more has its Datastore's capacity raised; the rest follows from that."""
+        """Raise the Datastore's capacity to what its claim requests; the Datastore's reconcile does the rest."""
         asked = claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0")
         capacity = datastore["spec"].get("capacity", 0)
         if parse_quantity(asked) > parse_quantity(capacity):
             await self._client.merge(DATASTORES, datastore, {"spec": {"capacity": asked}})
 
     def _is_of_ours(self, claim: Raw) -> bool:
-        """Whether a claim is one of a class of ours that has no volume yet, and not a claim of our own making."""
+        """Whether a claim is of a class of ours, has no volume yet, is not being deleted, and was not made by us."""
         if (claim["metadata"].get("labels") or {}).get(MANAGED_BY) == MANAGER:
             return False
         storage_class = self._informers.class_of(claim)
@@ -105,7 +105,7 @@ class PlainClaims:
         return not claim["spec"].get("volumeName") and "deletionTimestamp" not in claim["metadata"]
 
     def _waits(self, claim: Raw) -> bool:
-        """Whether it wants its volume now, and not only when a pod uses it."""
+        """Whether the claim wants its volume now: its class binds at once, or a node was chosen for its first pod."""
         storage_class = self._informers.class_of(claim) or {}
         late = storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
         return not late or _SELECTED_NODE in (claim["metadata"].get("annotations") or {})

@@ -1,7 +1,6 @@
-"""What pods use, by their specs alone. Pure, but for UsingPods, which lists them.
+"""What pods use, by their specs alone. Pure, but for UsingPods, which lists pods.
 
-A claim is kept by Kubernetes while a pod uses it; an inline volume that names a Datastore is known to nobody but us and
-its node.
+Kubernetes keeps a claim while a pod uses it, but does not know that an inline volume names a Datastore.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ NAMESPACES_MAX = 256
 
 
 def claims_of(pod: Raw) -> frozenset[str]:
-    """The claims that a pod which has not ended holds."""
+    """Return the names of the claims that a pod uses; a pod that has ended uses none."""
     volumes = _volumes(pod)
     return frozenset(each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each)
 
 
 def inline_secrets_of(pod: Raw) -> frozenset[str]:
-    """The Secrets of its inline volumes."""
+    """Return the names of the Secrets of a pod's inline volumes of our driver."""
     return frozenset((each.get("nodePublishSecretRef") or {}).get("name", "") for each in _inline(pod))
 
 
 def datastores_of(pod: Raw) -> frozenset[str]:
-    """The Datastores that it names in inline volumes, once it has a node: before that, none will mount them for it."""
+    """Return the Datastores that a pod's inline volumes name; none before it has a node, which would mount them."""
     if not pod.get("spec", {}).get("nodeName"):
         return frozenset()
     named = ((each.get("volumeAttributes") or {}).get(REFERENCE, "") for each in _inline(pod))
@@ -42,7 +41,7 @@ def datastores_of(pod: Raw) -> frozenset[str]:
 
 
 class UsingPods:
-    """Which pods use a Datastore. One list of a namespace serves all who asked before it began. Event loop only."""
+    """Finds the pods that use a Datastore; callers share a namespace's list for FRESH_S. Only for the event loop."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -51,9 +50,9 @@ class UsingPods:
         self._lists: dict[str, tuple[float, dict[str, tuple[frozenset[str], frozenset[str]]]]] = {}
 
     async def of(self, namespace: str, claim: str, datastore: str, since: float) -> tuple[str, ...]:
-        """Names of the pods that hold the claim, or the Datastore inline, as seen after `since` (of the clock).
+        """Return the names of the pods that use the claim, or the Datastore inline, by a list begun after `since`.
 
-        claim: '' for none. Errors: ApiError, Unavailable.
+        claim: '' for none; since: a time of the clock. Errors: ApiError, Unavailable.
         """
         async with self._lock:
             began, found = self._lists.get(namespace, (float("-inf"), {}))

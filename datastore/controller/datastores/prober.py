@@ -1,8 +1,8 @@
-"""The controller's view of the storage: the Secret, then the backend in threads, with clients that Datastores share.
+"""Looks at the storage: reads the Secret, then calls the backend in threads, with clients that Datastores share.
 
-Storage may be slow, silent or hostile, so it has threads of its own and never keeps a worker of the controller: a look
-ends after LOOK_S for whoever waits for it. Each namespace has a few threads at a time and no more: whose server does
-not answer waits for it alone.
+Storage may be slow, silent or hostile, so its calls run in a thread pool of their own and never occupy a worker of the
+controller, and the caller gives up a look that runs for longer than LOOK_S. Each namespace has a few threads at a time
+and no more, so that a server that does not answer delays only its own namespace.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ log = logging.getLogger(__name__)
 LOOK_S = 10.0
 THREADS = 64
 THREADS_EACH = 8
-"""Of one namespace. A thread whose look was given up counts until it really ends."""
+"""Threads of one namespace at a time. A thread whose look was given up counts until it really ends."""
 SECRET_S = 3.0
 PROBED_S = 3600.0
 DOWN_S = 2.0
 KEPT = 4096
 COUNT_THREADS = 4
-"""For counting large Datastores, one of a namespace at a time: it may take minutes."""
+"""Threads that count large Datastores, which may take minutes; one of a namespace at a time."""
 SECRETS_AT_ONCE = 8
 T = TypeVar("T")
 V = TypeVar("V")
 
 
 class TTLCache(Generic[V]):
-    """Values that are good for a time; at most KEPT."""
+    """A cache whose values expire after good_s; it is emptied once it has KEPT values."""
 
     def __init__(self, good_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._good_s = good_s
@@ -58,32 +58,32 @@ class TTLCache(Generic[V]):
         self._values: dict[Hashable, tuple[float, V]] = {}
 
     def get(self, key: Hashable) -> V | None:
-        """The value while it is good."""
+        """Return the value; None when it is missing or has expired."""
         found = self._values.get(key)
         return found[1] if found is not None and self._clock() < found[0] else None
 
     def put(self, key: Hashable, value: V) -> V:
-        """Keep it from now."""
+        """Store the value, which expires good_s from now, and return it."""
         if len(self._values) >= KEPT:
             self._values.clear()
         self._values[key] = (self._clock() + self._good_s, value)
         return value
 
     def drop(self, key: Hashable) -> None:
-        """Forget it."""
+        """Drop the value."""
         self._values.pop(key, None)
 
 
 @dataclass(slots=True)
 class _Turns:
-    """How many of a namespace are in a thread or want to be."""
+    """The places of one namespace. free: places left; users: how many calls run or wait for a place."""
 
     free: asyncio.Semaphore
     users: int = 0
 
 
 class FairThreads:
-    """Threads that namespaces share, so many for each. Event loop only."""
+    """A thread pool that namespaces share, with at most `each` threads for one. Only the event loop may use it."""
 
     def __init__(self, threads: int = THREADS, each: int = THREADS_EACH) -> None:
         self._each = each
@@ -91,7 +91,7 @@ class FairThreads:
         self._turns: dict[str, _Turns] = {}
 
     async def run(self, namespace: str, call: Callable[[], T], limit_s: float) -> T:
-        """What the call returns. Errors: the call's; DeadlineExceeded limit_s after a thread took it."""
+        """Run the call in a thread; return its result. Errors: the call's; DeadlineExceeded limit_s after its turn."""
         turns = self._turns.setdefault(namespace, _Turns(asyncio.Semaphore(self._each)))
         turns.users += 1
         try:
@@ -122,7 +122,7 @@ class FairThreads:
 
 
 class BackendProber:
-    """See the module. nodes: see Opening. _reached: uid -> the Secret by which a Datastore was reached last."""
+    """See the module. nodes: see Opening. _reached: uid -> the Secret with which a Datastore was reached last."""
 
     def __init__(self, client: Client, settings: Settings, nodes: Callable[[], Sequence[str]]) -> None:
         self._client = client
@@ -147,7 +147,7 @@ class BackendProber:
         self._hosts.close()
 
     async def look(self, effective: EffectiveSpec, fence: Callable[[], None], *, made: bool) -> Facts:
-        """Make the place and look at it; an error of the storage is part of the answer. made: see Opening.
+        """Make the place in the storage and look at it; a storage error is part of the answer. made: see Opening.
 
         fence: raises LeaseLost. Errors: LeaseLost; Unavailable when the API server does not show the Secret.
         """
@@ -184,11 +184,11 @@ class BackendProber:
         return facts
 
     def may_count(self, effective: EffectiveSpec) -> bool:
-        """Whether the last count is long enough ago."""
+        """Whether the last count of the Datastore was begun usage_s ago or earlier."""
         return not self._counted.get(effective.uid)
 
     async def count(self, effective: EffectiveSpec) -> Measured | None:
-        """How much is stored, by reading the whole listing; None when it can't be counted."""
+        """Return how much is stored, by reading the whole listing; None when that fails."""
         self._counted.put(effective.uid, True)
         try:
             backend, _ = self._open(effective, await self._secret(effective))
@@ -198,11 +198,11 @@ class BackendProber:
             return None
 
     async def release(self, effective: EffectiveSpec, policy: Policy, fence: Callable[[], None]) -> Released:
-        """Give the data up, as far as it goes in release_s. Errors: DatastoreError, LeaseLost, Unavailable."""
+        """Apply the policy to the data, for release_s. Errors: DatastoreError, LeaseLost, Unavailable, ApiError."""
         try:
             secret = await self._secret(effective)
         except Mistake:
-            # A namespace that is deleted loses its Secrets first; the keys that worked last still may.
+            # A namespace that is being deleted loses its Secrets first; the keys that worked last may still work.
             if effective.uid not in self._reached:
                 raise
             secret = self._reached[effective.uid]
@@ -220,18 +220,18 @@ class BackendProber:
         return await self._threads.run(effective.namespace, work, self._settings.release_s + LOOK_S)
 
     def forget(self, uid: str) -> None:
-        """The Datastore is gone."""
+        """Drop what is remembered of a Datastore that is gone."""
         self._reached.pop(uid, None)
         self._counted.drop(uid)
 
     def forget_secret(self, secret: SecretRef) -> None:
-        """It has changed."""
+        """Drop a Secret from the cache, since it has changed."""
         self._secrets.drop(secret)
 
     def _open(
         self, effective: EffectiveSpec, secret: SecretManifest | None, *, made: bool = True
     ) -> tuple[Backend, Hashable]:
-        """The backend, and what stands for its server. Errors: Mistake."""
+        """Return the backend, and the key of its server (see BackendKind.server). Errors: Mistake."""
         identity = Identity(namespace=effective.namespace, name=effective.name, uid=effective.uid)
         opening = Opening(
             identity=identity,
@@ -252,24 +252,24 @@ class BackendProber:
             raise Mistake("SecretInvalid", str(error)) from None
 
     def _capabilities(self, effective: EffectiveSpec, backend: Backend, server: Hashable) -> Capabilities | None:
-        """In a thread: what a directory here can do, tried once an hour on each server, or not at all."""
+        """Return what a directory on the server can do, tried once in PROBED_S; None if it can't be tried. Blocks."""
         if server is None:
-            # Not to be found out from here: see claimprobe.py.
+            # The controller can't try this storage itself; for claims see claimprobe.py.
             return None
         key = (server, effective.spec.read_only)
         found = self._probed.get(key)
         return found if found is not None else self._probed.put(key, backend.probe())
 
     async def _secret(self, effective: EffectiveSpec) -> SecretManifest | None:
-        """The Secret that the backend is reached with. Errors: Mistake, Unavailable."""
+        """Return the Secret to reach the backend with; None without one. Errors: Mistake, Unavailable, ApiError."""
         ref = effective.secret
         if ref is None:
             return None
         found = self._secrets.get(ref)
         if found is not None:
             return found
-        # Thousands may want theirs at once, when this replica has just begun to lead: a request that waits for a
-        # connection has its deadline all the same.
+        # When this replica begins to lead, thousands of Secrets are needed at once. Their requests are limited here,
+        # because a request's deadline also runs while it waits for a connection.
         async with self._reading:
             found = self._secrets.get(ref)
             if found is not None:
@@ -277,7 +277,7 @@ class BackendProber:
             try:
                 body = await self._client.get(SECRETS, ref.namespace, ref.name)
             except ApiError as error:
-                if error.status == 429 or error.status >= 500:  # it says nothing of the storage, nor of the Secret
+                if error.status == 429 or error.status >= 500:  # says nothing about the storage or the Secret
                     raise Unavailable(str(error)) from error
                 raise
         if body is None:

@@ -1,7 +1,6 @@
-"""The loop around the core: observe, decide, act, again. Nothing is remembered that a restart could not find out again,
-but for when to try what once more.
+"""The reconcile loop: observe, decide (decide.py, deletion.py), act, and again. A restart loses only retry times.
 
-Work on the storage runs beside this loop, one piece for a Datastore at a time; at its end the Datastore has its turn.
+Work on the storage runs in a task beside this loop, at most one per Datastore; when it ends, the Datastore is queued.
 """
 
 from __future__ import annotations
@@ -43,29 +42,28 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 STEPS_MAX = 12
-"""Looks at one Datastore before others have their turn: what needs more is edited faster than it is repaired."""
+"""Steps for one Datastore before others have their turn; one that needs more is edited faster than we repair it."""
 PATIENCE_S = 3.0
-"""A claim that is being deleted for longer has users, who are worth a request and a status."""
+"""A claim that is being deleted for longer is probably in use; then its pods are listed and named in the status."""
 STARTING_S = 5.0
-"""Between looks at a server of ours that is coming."""
+"""The most seconds between looks at a server that was made for a Datastore and is starting."""
 DOUBT_S = 10.0
-"""A deletion that takes longer is not left to the watch alone."""
+"""After this time a deletion also reads claim and volume from the API server, not only from the watch."""
 SETTLE_S = 1.0
-"""Until another look at what waits for the cluster (binding, pods): its events wake us sooner."""
+"""Seconds until the next step of what waits for Kubernetes (binding, pods), unless a watch event comes earlier."""
 NOW_S = 0.0
 NEVER = None
 AGAIN = -1.0
-"""Another step follows at once."""
+"""What a step returns when another step has to follow at once."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of one Datastore.
+    """What is remembered of one Datastore. Times are monotonic.
 
-    facts: of the spec as it is; look_at: when they want to be found out again; work: what runs on the storage;
-    released: what came of the last call to give the data up; failures: in a row; renewals: changes of its Secret and of
-    its clients.
-    Times: monotonic.
+    facts: what was found out for the present spec; look_at: when to look or release again; work: the task that works on
+    the storage; released: the result or the error of the last release; failures: how many looks or releases failed in a
+    row; renewals: how often the Secret or the clients (the cluster's nodes) have changed.
     """
 
     uid: str
@@ -81,7 +79,7 @@ class Known:
 
 
 class Reconciler:
-    """Works on one Datastore at a time per key; many keys at once. nodes: see Opening. wake: it wants its turn."""
+    """Reconciles Datastores: many at once, each by one worker at a time. nodes: see Opening; wake: queues a key."""
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ class Reconciler:
         return counted
 
     def renewed(self, secret: SecretRef) -> frozenset[Key]:
-        """A Secret came or changed: whoever uses it wants to be looked at now."""
+        """Make the Datastores that use this Secret due for a look, since it came or changed; return their keys."""
         self._prober.forget_secret(secret)
         keys = self._uses.of(secret)
         for known in (self._known[key] for key in keys if key in self._known):
@@ -133,7 +131,7 @@ class Reconciler:
         return keys
 
     def nodes_changed(self) -> list[Key]:
-        """Nodes came or went: Datastores whose clients they are want to be looked at now."""
+        """Make the Datastores whose clients are the cluster's nodes due for a look; return their keys."""
         keys = []
         for key, known in self._known.items():
             if known.spec is not None and known.spec.kind.needs_nodes(known.spec.parameters):
@@ -143,7 +141,7 @@ class Reconciler:
         return keys
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring one Datastore as far as it goes now; seconds until it wants its turn again, None: when it is woken."""
+        """Bring one Datastore as far as possible now; return seconds until its next turn, None to wait for an event."""
         for _ in range(STEPS_MAX):
             body = self._informers.datastores.get(key)
             if body is None:
@@ -155,7 +153,7 @@ class Reconciler:
                 return wait_s
         return SETTLE_S
 
-    # -- a Datastore that stays
+    # -- a Datastore that is not being deleted
 
     async def _step(self, key: Key, body: Raw, known: Known) -> float | None:
         effective, mistake = self._effective(body)
@@ -183,7 +181,7 @@ class Reconciler:
         return max(known.look_at - time.monotonic(), SETTLE_S)
 
     def _beside(self, key: Key, known: Known, work: Coroutine[Any, Any, None]) -> None:
-        """Let work on the storage run beside the loop, unless some does; the Datastore is woken at its end."""
+        """Run work on the storage as a task, unless one runs for this Datastore; wake the Datastore when it ends."""
         if known.work is not None:
             work.close()
             return
@@ -194,7 +192,7 @@ class Reconciler:
             except LeaseLost:
                 log.info("work on the storage was left to another replica", extra=fields(datastore="/".join(key)))
             except Unavailable as error:
-                # It says nothing of the storage: what was known of that stays.
+                # This says nothing about the storage, so the facts stay as they are.
                 log.info("a look at the storage is put off", extra=fields(datastore="/".join(key), reason=error))
                 known.look_at = time.monotonic() + self._settings.retry_after(known.failures)
                 known.failures += 1
@@ -208,7 +206,7 @@ class Reconciler:
         renewals = known.renewals
         facts = await self._prober.look(effective, self._fence, made=made)
         if known.spec != effective:
-            return  # it was edited meanwhile, and is looked at anew
+            return  # it was edited during the look, and another look follows
         known.facts = believed(known.facts, facts, known.failures, exported=effective.kind.exported)
         if facts.error is None:
             known.failures, wait_s = 0, self._settings.check_s
@@ -224,7 +222,7 @@ class Reconciler:
         known.look_at = time.monotonic() + wait_s * random.uniform(0.9, 1.1)  # noqa: S311  (spreads, hides nothing)
 
     async def _learn(self, key: Key, body: Raw, effective: EffectiveSpec, known: Known) -> bool:
-        """Count what is stored, or try the volume of another driver; whether there is something new to tell."""
+        """Count what is stored, or probe another driver's volume; return whether the status has something to add."""
         assert known.facts is not None, "what is Ready was looked at"
         if effective.kind.volume != "claim":
             if known.facts.measured is None and self._prober.may_count(effective):
@@ -249,7 +247,7 @@ class Reconciler:
     async def _act(self, body: Raw, plan: Plan) -> None:
         if plan.finalizer:
             await self._actor.finalizer(body, FINALIZER, present=True)
-        # The store may not know a claim yet that is someone else's.
+        # The informer store may not know yet a claim that somebody else has made.
         if plan.unless_claimed is not None and await self._actor.look(plan.unless_claimed) is not None:
             return
         if plan.claim_status:
@@ -263,18 +261,18 @@ class Reconciler:
         await self._actor.tell(body, plan.status, plan.events)
 
     async def _replace(self, wanted: Raw) -> None:
-        """Make a volume anew that somebody deleted. The data is not touched: only the Datastore's end does."""
+        """Make a volume anew that somebody deleted. The data is not touched: only a Datastore's deletion does that."""
         name = wanted["metadata"]["name"]
         here = self._informers.volumes.get(("", name))
         if here is not None:
             uid = here["metadata"]["uid"]
             await self._client.delete(VOLUMES, "", name, uid)
-            # Kubernetes keeps a volume while its claim is bound, and that is what it shall stay.
+            # By its finalizer Kubernetes keeps the volume while the claim is bound, and the claim shall stay bound.
             await self._client.merge(VOLUMES, here, {"metadata": {"finalizers": None}})
             self._informers.volumes.drop(("", name), uid)
         await self._actor.apply(wanted)
 
-    # -- a Datastore that goes
+    # -- a Datastore that is being deleted
 
     async def _delete_step(self, key: Key, body: Raw, known: Known) -> float | None:
         if not known.deleting_since:
@@ -285,13 +283,13 @@ class Reconciler:
         claim = state.claim
         deleted = claim["metadata"]["name"] if claim is not None and "deletionTimestamp" in claim["metadata"] else ""
         if plan.list_pods and claim is not None and deleted and _age_s(claim) < PATIENCE_S:
-            # Mostly nobody uses it, and its event comes at once.
+            # Usually no pod uses the claim, and the event that it is gone comes at once.
             return SETTLE_S
         if plan.list_pods:
             pods = await self._using.of(key[0], deleted, key[1], known.deleting_since)
             plan = plan_deletion(replace(state, pods=pods))
         if plan.release is not None and claim is None and await self._client.get(CLAIMS, *key) is not None:
-            # The last look before data is removed: the API server's word, not the store's.
+            # The last check before data is removed asks the API server, not the informer store.
             return SETTLE_S
         for each in plan.delete:
             await self._actor.delete(each)
@@ -359,7 +357,7 @@ class Reconciler:
         return body is None or "deletionTimestamp" in body["metadata"]
 
     async def _gone(self, key: Key) -> float | None:
-        """No Datastore has this key: volumes of an earlier one go too, once that is sure."""
+        """Forget a key without a Datastore; delete volumes that it left, if the API server has no Datastore either."""
         known = self._known.pop(key, None)
         self._uses.put(key, None)
         if known is not None:
@@ -388,7 +386,7 @@ class Reconciler:
         return known
 
     def _made(self, body: Raw) -> bool:
-        """Whether it was provisioned before: its data must be there."""
+        """Whether the Datastore was provisioned before, so that its data must be there."""
         volume = self._informers.volumes.get(("", volume_name(body["metadata"]["uid"])))
         return volume is not None or bool((body.get("status") or {}).get("volumeName"))
 
@@ -420,7 +418,7 @@ def _key(body: Raw) -> Key:
 
 
 def _age_s(body: Raw) -> float:
-    """For how long an object has been going."""
+    """Return for how many seconds an object has been in deletion."""
     since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     return (datetime.now(UTC) - since).total_seconds()
 

@@ -1,8 +1,8 @@
-"""A rotated Secret reaches its mounts within seconds: the pods that use it are annotated with its version.
+"""Brings a rotated Secret to its mounts within seconds, by annotating the pods that use it with the Secret's version.
 
-The kubelet hands the driver the keys anew whenever it looks at a pod, which is each 60 to 90 s, and at once when the
-pod's annotations change. Nothing else of a pod is touched, and the cluster holds us to that
-(manifests/base/rotation.yaml). Level-triggered and idempotent: a pod that carries the version already is left alone.
+The kubelet passes the keys to the CSI driver again whenever it syncs a pod: every 60 to 90 s, and at once when the
+pod's annotations change. Nothing else of a pod is changed, which an admission policy enforces
+(manifests/base/rotation.yaml). Level-triggered and idempotent: a pod that has the version already is left alone.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 PACE_S = 0.05
-"""Between two pods: a thousand are told within a minute, and their kubelets are not all at the store at once."""
+"""Seconds between two pods: a thousand pods take under a minute, and their nodes don't all call the store at once."""
 AGAIN_S = 5.0
 MOOT_S = 90.0
-"""What could not be told by then, the kubelet has found by itself."""
+"""Seconds after which a pod is not tried again, since the kubelet has passed the keys by itself by then."""
 
 
 class Announcer:
-    """See the module. One Secret after the other: the pace is that of all."""
+    """See the module. Secrets are handled one after another, so that PACE_S holds for all pods."""
 
     def __init__(
         self, client: Client, uses: Uses, pace_s: float = PACE_S, clock: Callable[[], float] = time.monotonic
@@ -48,12 +48,12 @@ class Announcer:
         self._rotated: dict[SecretRef, tuple[str, float]] = {}
 
     def rotated(self, secret: SecretRef, version: str) -> None:
-        """Its pods shall be told."""
+        """Queue the Secret, so that its pods are annotated with this version."""
         self._rotated[secret] = version, self._clock() + MOOT_S
         self._queue.add((secret.namespace, secret.name))
 
     async def run(self) -> None:
-        """Tell them, for ever."""
+        """Annotate the pods of queued Secrets, for ever."""
         while True:
             key = await self._queue.get()
             secret = SecretRef(namespace=key[0], name=key[1])
@@ -61,7 +61,7 @@ class Announcer:
             try:
                 await self.announce(secret, version)
             except (ApiError, Unavailable, LeaseLost) as error:
-                # Who lost the Lease may have it again in a moment; another replica tells them by itself.
+                # A replica that lost the Lease may get it back soon; another leader annotates them by itself.
                 log.warning(
                     "not all pods of a rotated Secret were told", extra=fields(secret=_place(secret), error=error)
                 )
@@ -72,7 +72,7 @@ class Announcer:
                 del self._rotated[secret]
 
     async def announce(self, secret: SecretRef, version: str) -> None:
-        """Tell all pods that are mounted with this Secret. Errors: ApiError, Unavailable; call again then."""
+        """Annotate the pods that mount with this Secret. Errors: ApiError, Unavailable, LeaseLost: then call again."""
         told = 0
         for namespace, claims in _by_namespace(self._uses.of(secret)).items():
             inline = secret.name if namespace == secret.namespace else ""
@@ -89,7 +89,7 @@ class Announcer:
 
 
 def to_tell(pods: Iterable[Raw], claims: frozenset[str], inline: str, version: str) -> Iterator[Raw]:
-    """The pods on a node that use one of the claims, or the Secret `inline` by an inline volume, and know it older."""
+    """Yield pods that have a node, one of the claims or an inline volume's Secret `inline`, and an older annotation."""
     for pod in pods:
         metadata = pod["metadata"]
         if "deletionTimestamp" in metadata or not pod["spec"].get("nodeName"):
@@ -105,14 +105,14 @@ def _place(secret: SecretRef) -> str:
 
 
 def _knows(annotation: str, version: str) -> bool:
-    """Of several Secrets the newest stands there: versions of one kind are numbers that only grow (KEP-5504)."""
+    """Whether a pod's annotation, of the newest of its Secrets, is no older: versions only grow (KEP-5504)."""
     if annotation.isdecimal() and version.isdecimal():
         return int(annotation) >= int(version)
     return annotation == version
 
 
 def _by_namespace(keys: Iterable[Key]) -> dict[str, frozenset[str]]:
-    """A Datastore with a Secret has a claim of its own name."""
+    """Return the names of the claims by namespace: a Datastore with a Secret has a claim of its own name."""
     found: dict[str, set[str]] = {}
     for namespace, name in keys:
         found.setdefault(namespace, set()).add(name)

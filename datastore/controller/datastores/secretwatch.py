@@ -1,7 +1,7 @@
 """Notices within a second that a Secret in use has changed, by the metadata of Secrets alone.
 
-Nothing is remembered but the version of those in use. Each watch begins with all there is, so what changed while there
-was none is seen as well. Event loop only.
+Only the versions of Secrets in use are remembered. Each watch begins with all Secrets that exist, so a change between
+two watches is seen as well. Only the event loop may call this.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 RECENT = timedelta(seconds=120)
-"""A Secret that was changed so shortly before we first saw it may have been changed while nobody looked."""
+"""A Secret that changed this shortly before it was first seen may have changed while no replica watched."""
 AGAIN_S = 2.0
 
 
 class Uses:
-    """Which Datastores are reached by which Secret."""
+    """Which Datastores use which Secret."""
 
     def __init__(self) -> None:
         self._secret: dict[Key, SecretRef] = {}
         self._users: dict[SecretRef, set[Key]] = {}
 
     def put(self, key: Key, secret: SecretRef | None) -> None:
-        """A Datastore uses this Secret now and no other; None: none at all."""
+        """Note that a Datastore now uses this Secret and no other, or with None no Secret."""
         before = self._secret.get(key)
         if before == secret:
             return
@@ -57,8 +57,8 @@ class Uses:
 class SecretWatch:
     """Calls changed(secret, version, rotated) for each Secret in use that came or changed.
 
-    rotated: whether mounts may hold its former keys; False for one that is merely seen for the first time.
-    active: whether it is this replica's turn.
+    rotated: whether mounts may hold its former keys; False for a Secret that is merely seen for the first time.
+    active: whether this replica leads.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class SecretWatch:
         async with aclosing(self._client.watch(SECRETS, namespace)) as events:
             async for kind, metadata in events:
                 if not self._active():
-                    # Whoever works then sees it; we begin anew when it is our turn again.
+                    # The new leader sees the changes; this replica begins a new watch when it leads again.
                     return
                 if kind in ("ADDED", "MODIFIED"):
                     self.saw(kind, metadata)
 
     def saw(self, kind: str, metadata: Raw) -> None:
-        """One event. kind: ADDED or MODIFIED."""
+        """Take in one event. kind: ADDED or MODIFIED."""
         ref = SecretRef(namespace=metadata.get("namespace", ""), name=metadata["name"])
         version, before = str(metadata["resourceVersion"]), self._versions.get(ref)
         if version == before or not self._uses.of(ref):
@@ -112,7 +112,7 @@ class SecretWatch:
 
 
 def recent(metadata: Raw, now: datetime) -> bool:
-    """Whether an object was made or changed lately, as far as its metadata says."""
+    """Whether an object was made or changed less than RECENT ago, as far as its metadata says."""
     times = [each.get("time") for each in metadata.get("managedFields") or []]
     return any(
         text and now - datetime.fromisoformat(text) < RECENT for text in (metadata.get("creationTimestamp"), *times)

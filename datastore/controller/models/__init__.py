@@ -1,1 +1,1 @@
-"""The controller of Models and ModelVersions: saves as Jobs, and versions as read-only volumes."""
+"""The controller of Models, ModelVersions and ModelExports: it runs Jobs, and makes a volume of a version."""

@@ -1,4 +1,4 @@
-"""`python -m datastore.controller.models`: the controller of ModelVersions, with its command line and environment."""
+"""`python -m datastore.controller.models`: the process of the controller of Models, ModelVersions and ModelExports."""
 
 from __future__ import annotations
 

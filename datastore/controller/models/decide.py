@@ -1,4 +1,4 @@
-"""What to do next about a ModelVersion, from what is observed. Pure and level-triggered, like that of Datastores."""
+"""Decides from what is observed what to do next about a ModelVersion. Pure and level-triggered."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from datastore.units import format_size
 Raw = Mapping[str, Any]
 
 SAVED, SAME = "Saved", "SameBytes"
-"""Why it is Ready: its own save made the version, or the store had these bytes already."""
+"""Reasons of Ready=True: the ModelVersion's own save made the version, or the store had these bytes already."""
 MESSAGE_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that decide() knows; None: there is none. store and source: Datastores; store_volume, source_volume: theirs.
+    """All that decide() knows; None: no such object. store, source: Datastores, with their PersistentVolumes.
 
-    job: that of the verb that matters now; answer, progress, waiting: see job.py. in_use: by whom, of the claim or of
-    the version. classes: StorageClasses that the administrator marked for models. image: with its pull policy.
+    job: the Job that matters now; answer, progress, waiting: see job.py. in_use: what uses a version that is being
+    deleted, or its claim, for people. classes: StorageClasses that the administrator marked for models. image: for
+    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job.
     """
 
     version: Raw
@@ -63,7 +64,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, in this order. create: only where it is not there. model_status: of the Model. soon: look again."""
+    """What to do, in the order of ModelKind._act(). create: unless it exists. soon: decide again within seconds."""
 
     finalizer: bool | None = None
     create: tuple[Raw, ...] = ()
@@ -76,7 +77,7 @@ class Plan:
 
 
 def parsed(body: Raw) -> ModelVersion:
-    """The object without what the API server adds. Errors: Mistake."""
+    """Return the validated object without what the API server adds. Errors: Mistake when its spec is invalid."""
     names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
     try:
@@ -86,17 +87,17 @@ def parsed(body: Raw) -> ModelVersion:
 
 
 def store_name(model: Raw | None) -> str:
-    """The Datastore that holds the versions of a Model."""
+    """Return the name of the Datastore that holds the versions of a Model."""
     return str((model or {}).get("spec", {}).get("store") or DEFAULT_STORE)
 
 
 def is_saved(body: Raw) -> bool:
-    """Whether it is known which version of the store this is."""
+    """Return whether condition Saved is True: it is known which version of the store this is."""
     return condition(body, "Saved").get("status") == "True"
 
 
 def decide(seen: Observed) -> Plan:
-    """The next step of a ModelVersion that stays, or of one that goes."""
+    """Return the next step of a ModelVersion, also of one that is being deleted."""
     body = seen.version
     try:
         version = parsed(body)
@@ -116,7 +117,7 @@ def decide(seen: Observed) -> Plan:
 
 
 def _made(seen: Observed, version: ModelVersion) -> Plan:
-    """Toward a version that is saved: Model, store, Job."""
+    """Return the next step towards a saved version: make the Model, the store, then the Job that saves or adopts it."""
     body, namespace = seen.version, seen.version["metadata"]["namespace"]
     if seen.model is None:
         names = {"name": version.spec.model, "namespace": namespace}
@@ -156,17 +157,17 @@ def _made(seen: Observed, version: ModelVersion) -> Plan:
 
 
 def _moved(model: Raw, version: ModelVersion) -> list[str]:
-    """The aliases that its Job moves: those that the Model lists stay where that says."""
+    """Return the aliases that the Job moves; an alias that the Model lists stays where the Model sets it."""
     listed = {each["name"] for each in model.get("spec", {}).get("aliases") or ()}
     return [alias for alias in version.spec.aliases if alias not in listed]
 
 
 def _ended(seen: Observed, version: ModelVersion) -> Plan:
-    """The Job has ended: with a version, or for good without one."""
+    """Report the Job's version, or its final failure."""
     assert seen.job is not None, "asked only then"
     said = dict(seen.answer or {})
     if ended(seen.job) == "Complete" and "version" not in said:
-        # Its pod is gone with what it said. A Job of the same id finds what this one did.
+        # The Job's pod is gone, and its answer with it. A new Job with the same saveId finds what this one saved.
         return Plan(delete=(seen.job,), soon=True)
     if ended(seen.job) == "Failed":
         reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
@@ -184,7 +185,7 @@ def _ended(seen: Observed, version: ModelVersion) -> Plan:
 
 
 def _shown(seen: Observed, version: ModelVersion) -> Plan:
-    """A saved version has its volume and claim, which anybody may have removed."""
+    """Make the volume and the claim of a saved version, also again when somebody has deleted them."""
     body, metadata = seen.version, seen.version["metadata"]
     if seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) != metadata["uid"]:
         text = f"a claim {metadata['name']} is there already and not ours, so the version has none"
@@ -213,7 +214,7 @@ def _ready(body: Raw) -> tuple[str, str]:
 
 
 def _going(seen: Observed, version: ModelVersion) -> Plan:
-    """Claim, bytes, volume, and the end; whoever uses the version comes first."""
+    """Delete the claim, the bytes (by a Job), then volume and finalizer; but wait while the version is in use."""
     body = seen.version
     if FINALIZER not in (body["metadata"].get("finalizers") or []):
         return Plan()
@@ -237,7 +238,7 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         request = request_of(version, body["metadata"]["uid"], "delete", places.places["store"], None)
         return Plan(create=(wanted_job(body, "delete", request, seen.image, places),), soon=True)
     if job["metadata"]["name"] != job_name(body, "delete"):
-        # A save that still runs.
+        # A save that still runs is ended first.
         return Plan(delete=() if "deletionTimestamp" in job["metadata"] else (job,), soon=True)
     if ended(job) == "Complete":
         return Plan(finalizer=False)
@@ -253,7 +254,7 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
 def _told(
     seen: Observed, phase: str, reason: str, text: str, extra: Mapping[str, Any] | None = None, *, soon: bool = False
 ) -> Plan:
-    """The status, and an Event when it is another one than before."""
+    """Return the new status, and an Event when the phase or the reason has changed."""
     body, message = seen.version, text[:MESSAGE_MAX]
     before: Mapping[str, Any] = body.get("status") or {}
     saved = phase == "Ready" or is_saved(body)

@@ -1,4 +1,4 @@
-"""What to do next about a ModelExport: one Job, and what became of it. Pure and level-triggered."""
+"""Decides what to do next about a ModelExport: make its one Job, then report the result. Pure and level-triggered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FOUND = ("version", "digest", "files", "bytes", "location")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedExport:
-    """All that decide_export() knows; None: there is none. target: the Datastore. For the rest see Observed."""
+    """All that decide_export() knows; None: no such object. target: the Datastore to export to. See also Observed."""
 
     export: Raw
     now: str
@@ -41,7 +41,7 @@ class ObservedExport:
 
 
 def parsed_export(body: Raw) -> ModelExport:
-    """The object without what the API server adds. Errors: Mistake."""
+    """Return the validated object without what the API server adds. Errors: Mistake when its spec is invalid."""
     names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
     document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
     try:
@@ -51,12 +51,12 @@ def parsed_export(body: Raw) -> ModelExport:
 
 
 def is_over(body: Raw) -> bool:
-    """Whether it has ended: an export happens once."""
+    """Return whether the export has ended, in success or failure; nothing more is done then."""
     return "True" in (condition(body, "Complete").get("status"), condition(body, "Failed").get("status"))
 
 
 def decide_export(seen: ObservedExport) -> Plan:
-    """The next step. One that is being deleted takes its Job along, and leaves what is exported."""
+    """Return the next step. A deleted export takes its Job along (owner reference); the exported files stay."""
     if is_over(seen.export) or "deletionTimestamp" in seen.export["metadata"]:
         return Plan()
     try:
@@ -70,7 +70,7 @@ def decide_export(seen: ObservedExport) -> Plan:
         reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
         return _told(seen, "Failed", reason, f"{why}; make another ModelExport when that is mended")
     if ended(seen.job) and "version" not in said:
-        # Its pod is gone with what it said. Another Job finds what this one did.
+        # The Job's pod is gone, and its answer with it. A new Job finds what this one exported.
         return Plan(delete=(seen.job,), soon=True)
     if ended(seen.job):
         text = f"{export.spec.model}:{said['version']} is at {said['location']}"
@@ -82,7 +82,7 @@ def decide_export(seen: ObservedExport) -> Plan:
 
 
 def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
-    """Errors: Mistake."""
+    """Create the Job. Errors: Mistake when the Model, a Datastore or the image is missing or not ready."""
     spec = export.spec
     if seen.model is None:
         raise Mistake("ModelNotFound", f"there is no Model {spec.model} in this namespace; apply one")
@@ -102,7 +102,7 @@ def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
     request = {
         "do": VERB,
         "model": spec.model,
-        # Decided now, so that a second pod exports the same version; else the Job finds out.
+        # An alias is resolved now, so that a second pod exports the same version; the Job resolves what is not known.
         "version": spec.version or aliases.get(spec.alias or ""),
         "alias": spec.alias,
         "path": spec.to.path,

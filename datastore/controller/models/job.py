@@ -1,8 +1,8 @@
-"""The Job that works on the store for a Model, a ModelVersion or a ModelExport, and what it said. Pure: mappings.
+"""The Job that works on the store for a Model, a ModelVersion or a ModelExport, and its answer. Pure: mappings.
 
-It runs in their namespace with nothing but what is needed: no service account's token, the Secrets of the buckets that
-it reads and writes as files, or the claims of what it mounts. A store in a bucket that changes is reached directly,
-because numbers and aliases need its conditional requests; so its Secret has to be of this namespace.
+The Job runs in its owner's namespace with no more than it needs: no service account token; the Secrets of its buckets
+as files, or the claims that it mounts. It reaches a store in a bucket directly when it changes the store, because
+numbers and aliases need conditional requests; so the Secret of that bucket has to be in this namespace.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from datastore.models.jobcontract import EXIT_FINAL, REQUEST, SECRETS
 Raw = Mapping[str, Any]
 
 FOR = f"{GROUP}/model-job-for"
-"""Label of a Job: the kind of the object that it works for, which owns it."""
+"""Label of a Job: the kind of its owner, the object for which it works."""
 CONTAINER = "work"
 RETRIES = 6
 REMEMBERED_S = 3600
-"""For so long after its end a Job, and with it its log, stays."""
+"""How long a Job stays after its end, and its log with it."""
 REMEMBERED_WITH_CLAIM_S = 60
-"""The same where it mounts a claim: Kubernetes removes no claim, nor we its Datastore, while an ended pod names it."""
+"""The same for a Job with a claim: the claim and its Datastore can't be deleted while even an ended pod names it."""
 USER = 65532
 _NAME_CHARS = 45
 
 
 def verb_of(version: ModelVersion) -> str:
-    """What makes it: a save, or a look at a version that the store has."""
+    """Return the verb of the version's Job: "save", or "adopt" for a version that the store has already."""
     return "save" if version.spec.source is not None else "adopt"
 
 
 def job_name(owner: Raw, verb: str) -> str:
-    """Name of the Job, of at most 63 characters."""
+    """Return the Job's name, of at most 63 characters."""
     metadata = owner["metadata"]
     return f"{metadata['name'][:_NAME_CHARS]}-{verb}-{metadata['uid'][:8]}"
 
@@ -47,7 +47,7 @@ def job_name(owner: Raw, verb: str) -> str:
 def request_of(
     version: ModelVersion, uid: str, verb: str, store: Raw, source: Raw | None, aliases: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What the Job is asked for (datastore/models/jobs.py). store, source: see Places; aliases: that it moves."""
+    """Return the Job's request (datastore/models/jobs.py). store, source: see Places; aliases: those it shall move."""
     spec = version.spec
     request: dict[str, Any] = {
         "do": verb,
@@ -80,11 +80,11 @@ def request_of(
 
 
 Mounted = Literal["never", "if needed", "always"]
-"""Whether a bucket is reached through a mount of its Datastore: if needed, when its keys are another namespace's."""
+"""Whether a Job reaches a bucket by a mount of its Datastore; if needed: when the Secret is in another namespace."""
 
 
 class Role(NamedTuple):
-    """What a Datastore is for a Job. role: store, source or target; volume: its PersistentVolume."""
+    """A Datastore that a Job uses. role: store, source or target; named: its name; volume: its PersistentVolume."""
 
     role: str
     named: str
@@ -94,14 +94,14 @@ class Role(NamedTuple):
 
 
 class Inline(NamedTuple):
-    """A Datastore that a Job mounts for itself, with the Secret of its bucket."""
+    """A Datastore that a Job mounts as an inline CSI volume of its own, with the Secret of its bucket."""
 
     datastore: str
     secret: str
 
 
 class Places(NamedTuple):
-    """How a Job reaches its Datastores, each by its role: for the request, by claims, by Secrets, or mounted inline."""
+    """How a Job reaches its Datastores, all by role: places for its request; claims, Secrets and inline to mount."""
 
     places: dict[str, dict[str, Any]]
     claims: dict[str, str]
@@ -110,7 +110,7 @@ class Places(NamedTuple):
 
 
 def reached(roles: Sequence[Role]) -> Places:
-    """Errors: Mistake, for a Datastore that is not there, is not Ready, or whose keys are elsewhere."""
+    """Return how a Job reaches Datastores. Errors: Mistake when one is missing, not Ready, or its Secret elsewhere."""
     found = Places({}, {}, {}, {})
     for each in roles:
         named, datastore = each.named, each.datastore
@@ -137,16 +137,16 @@ def reached(roles: Sequence[Role]) -> Places:
 
 
 def condition(body: Raw, kind: str) -> Mapping[str, Any]:
-    """One of an object's conditions; nothing where it has none."""
+    """Return an object's condition of this type; {} without one."""
     found: Sequence[Mapping[str, Any]] = (body.get("status") or {}).get("conditions") or []
     return next((each for each in found if each.get("type") == kind), {})
 
 
 def _place(datastore: Raw, volume: Raw, role: str, mounted: Mounted) -> tuple[dict[str, Any], str]:
-    """How the Job reaches a Datastore, and the Secret of a bucket ('' without one in this namespace). Errors: Mistake.
+    """Return how a Job reaches a Datastore, and the bucket's Secret ('': none in this namespace). Errors: Mistake.
 
-    A bucket that is always mounted, and whose Secret the Job may have, gets a mount of the Job's own. Its fsGroup lets
-    it write there as the owner may, and is no other pod's concern; pods that share a claim's mount must agree on one.
+    A bucket that is always mounted is mounted by an inline volume if its Secret is in this namespace. There the Job's
+    fsGroup lets it write like the owner and concerns no other pod; pods that share a claim's mount need the same one.
     """
     namespace = datastore["metadata"]["namespace"]
     spec = None if "hostPath" in volume["spec"] else _spec(datastore, volume)
@@ -174,13 +174,13 @@ def _spec(datastore: Raw, volume: Raw) -> DatastoreSpec | None:
         return None
     try:
         spec = from_context(volume_spec(datastore, volume))
-    except Mistake:  # another driver's: its claim is mounted
+    except Mistake:  # another driver's volume: the Job mounts its claim
         return None
     return None if isinstance(spec, Reference) else spec
 
 
 def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | None, places: Places) -> dict[str, Any]:
-    """The Job for an object. image: with its pull policy. Errors: Mistake without one."""
+    """Return the Job for an object. image: the image and its pull policy. Errors: Mistake without an image."""
     if image is None:
         raise Mistake("ImageUnknown", "the controller does not find its own pod, whose image the Job would have")
     metadata = owner["metadata"]
@@ -198,7 +198,7 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | Non
         volumes.append({"name": f"{name}-keys", "secret": {"secretName": secret, "defaultMode": 0o444}})
         mounts.append({"name": f"{name}-keys", "mountPath": f"{SECRETS}/{name}", "readOnly": True})
     labels = {MANAGED_BY: MANAGER, FOR: owner["kind"]}
-    # That a change of the store failed is known from its Job alone (update.py): without it, it would be tried at once.
+    # Only the Job tells that an update of the store failed (update.py); without it, the update is repeated at once.
     remembered_s = REMEMBERED_WITH_CLAIM_S if places.claims and verb != "update" else REMEMBERED_S
     group = {"fsGroup": USER} if places.inline and not places.claims else {}
     user = {"runAsNonRoot": True, "runAsUser": USER, **group, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -260,14 +260,14 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | Non
 
 
 def request_in(job: Raw) -> dict[str, Any]:
-    """What a Job was asked for; nothing where it is not ours."""
+    """Return the request of a Job; {} for a Job that is not ours."""
     containers: Sequence[Raw] = job["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each.get("value", "") for each in containers[0].get("env") or []}
     return _object(variables.get(REQUEST, ""))
 
 
 def ended(job: Raw) -> str:
-    """'Complete', 'Failed', or '' while it goes on."""
+    """Return how a Job ended, 'Complete' or 'Failed'; '' before its end."""
     conditions: Sequence[Raw] = (job.get("status") or {}).get("conditions") or []
     return next(
         (each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"), ""
@@ -275,7 +275,7 @@ def ended(job: Raw) -> str:
 
 
 def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:
-    """What the newest of a Job's pods that ended said; nothing where none did."""
+    """Return the answer of the newest of a Job's pods that have ended; {} before any has."""
     for pod in sorted(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), reverse=True):
         for each in (pod.get("status") or {}).get("containerStatuses") or []:
             found = (each.get("state") or {}).get("terminated")
@@ -288,7 +288,7 @@ def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:
 
 
 def waiting_for(pods: Sequence[Raw]) -> str:
-    """Why the newest pod does not run yet; '' when it does."""
+    """Return why the newest pod does not run yet; '' when it runs, has ended, or gives no reason."""
     newest = max(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), default=None)
     status = (newest or {}).get("status") or {}
     if newest is None or status.get("phase") != "Pending":
@@ -303,12 +303,12 @@ def waiting_for(pods: Sequence[Raw]) -> str:
 
 
 def running(pods: Sequence[Raw]) -> str:
-    """Name of the pod that runs; '' for none."""
+    """Return the name of the pod that runs; '' for none."""
     return next((each["metadata"]["name"] for each in pods if (each.get("status") or {}).get("phase") == "Running"), "")
 
 
 def progress_of(log: str) -> dict[str, Any] | None:
-    """status.progress from the last line of a pod's log."""
+    """Return status.progress from the last line of a pod's log; None if that is no report of progress."""
     said = _object(log.strip().rpartition("\n")[2])
     if "phase" not in said:
         return None

@@ -1,4 +1,4 @@
-"""The controller of Models, ModelVersions and ModelExports, put together: observe, decide, act, again."""
+"""The reconcile loops of Models, ModelVersions and ModelExports: observe, decide, act, and again."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 FOR_MODELS = "datastore.dev/models"
-"""Annotation "true" of the StorageClass from which a namespace's store is made on first use."""
+"""Annotation of a StorageClass: "true" if a namespace's store is made from this class on first use."""
 STEPS_MAX = 8
 SOON_S = 2.0
 WAITING_S = 30.0
-"""Until the next look at what a person has to change."""
+"""How soon an object that waits for a person to change something is reconciled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RuntimeSettings):
-    """What an administrator chooses. image: of the Jobs, with its pull policy; '': that of the controller's own pod."""
+    """What an administrator chooses. image: the Jobs' image and pull policy; '': the image of the controller's pod."""
 
     identity: str = volumes.MANAGER
     workers: int = 4
@@ -124,7 +124,7 @@ class ModelKind:
         self._queues["Model"].add((namespace, event["object"]["spec"]["model"]))
 
     def _of_namespace(self, kind: str) -> Callable[[Raw], None]:
-        """A Model or a Datastore: who waits in its namespace may go on."""
+        """Return the handler of a kind's events, which wakes the waiting versions and exports of the namespace."""
 
         def tell(event: Raw) -> None:
             key = self._stores[kind].take(event)
@@ -139,7 +139,7 @@ class ModelKind:
         return tell
 
     async def _update(self, key: Key) -> float | None:
-        """Of a Model."""
+        """Reconcile a Model."""
         for _ in range(STEPS_MAX):
             model = self._stores["Model"].get(key)
             if model is None:
@@ -167,7 +167,7 @@ class ModelKind:
         return SOON_S
 
     async def _export(self, key: Key) -> float | None:
-        """Of a ModelExport."""
+        """Reconcile a ModelExport."""
         for _ in range(STEPS_MAX):
             body = self._stores["ModelExport"].get(key)
             if body is None or is_over(body):
@@ -215,7 +215,7 @@ class ModelKind:
             except ApiError as error:
                 if error.status != 403 or "being terminated" not in str(error):
                     raise
-                # No Job can be made any more. Its bytes stay in the store, which is another one's to end.
+                # The namespace takes no new Job. The bytes stay in the store, whose end is its Datastore's matter.
                 plan = decide(replace(seen, namespace_ends=True))
                 await self._act(body, plan, seen.model)
             if not plan.soon:
@@ -269,7 +269,7 @@ class ModelKind:
         )
 
     async def _asked(self, job: Raw) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
-        """What a Job's pods said, how far the one that runs is, and what one that does not run waits for."""
+        """Return a Job's answer, the progress of its running pod, and why its newest pod does not run yet."""
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         pods = await self._client.list(PODS, namespace, label_selector=f"job-name={name}")
         pod = "" if ended(job) else running(pods)
@@ -280,12 +280,12 @@ class ModelKind:
                     PODS.path(namespace, pod, "log"), {"tailLines": "1", "limitBytes": "4096"}
                 )
                 progress = progress_of(text)
-            except ApiError:  # it has just ended, or has not begun
+            except ApiError:  # the pod has just ended, or its container has not started
                 progress = None
         return answer_of(pods), progress, waiting_for(pods)
 
     async def _users(self, body: Raw, *, saved_it: bool) -> str:
-        """Who uses a version: pods of its claim, and where the bytes go too, other claims of it and who serves it."""
+        """Return what uses a version: pods with its claim; if saved_it, also Servings, their pods, and other claims."""
         namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
         model, number = body["spec"]["model"], (body.get("status") or {}).get("version")
         found: list[str] = []
@@ -308,7 +308,7 @@ class ModelKind:
         return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
     def _servings_of(self, namespace: str, model: str, number: int) -> list[str]:
-        """The Servings that are to serve a version: by its number, or by an alias that means it."""
+        """Return the Servings whose spec names a version: by its number, or by an alias of it."""
         aliases = ((self._stores["Model"].get((namespace, model)) or {}).get("status") or {}).get("aliases") or ()
         naming = {each["name"] for each in aliases if each["version"] == number}
         return [
@@ -335,7 +335,7 @@ class ModelKind:
         return self._image
 
     async def _act(self, body: Raw, plan: Plan, model: Raw | None = None) -> None:
-        """model: whose status the plan may change, too."""
+        """Carry out a plan for this object. model: the Model whose status the plan may change, too."""
         if plan.finalizer:
             await self._actor.finalizer(body, FINALIZER, present=True)
         for wanted in plan.create:
@@ -357,7 +357,7 @@ class ModelKind:
             await self._actor.finalizer(body, FINALIZER, present=False)
 
     async def _create(self, wanted: Raw) -> None:
-        """Make an object; one that is there already is success, and a namespace that ends takes none."""
+        """Create an object unless it exists. Errors: ApiError, with status 403 when the namespace is being deleted."""
         resource, namespace = BY_KIND[wanted["kind"]], wanted["metadata"]["namespace"]
         try:
             self._actor.take(await self._client.create(resource, namespace, wanted))
@@ -371,10 +371,10 @@ def _now() -> str:
 
 
 def _again(plan: Plan, *, waits: bool) -> float | None:
-    """Seconds until the next look: soon for what works, later for what a person has to change."""
+    """Return the seconds to the next reconcile: few during work, more if a person has to act; None: at an event."""
     return SOON_S if plan.soon else WAITING_S if waits else None
 
 
 def _kind_of(body: Raw) -> dict[str, str]:
-    """Of a body that came in a list, where the API server leaves it out."""
+    """Return the kind for a body that lacks it, as the items of a list do: the body is taken for a claim."""
     return {"kind": "PersistentVolumeClaim"} if "kind" not in body else {}

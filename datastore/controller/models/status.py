@@ -1,4 +1,4 @@
-"""The status of a Model, from what a Job found in the store. Pure."""
+"""Computes the status of a Model from what a Job found in the store. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def model_status(
     findings: Sequence[Finding] = (),
     served: Sequence[Raw] | None = None,
 ) -> dict[str, Any]:
-    """said: a Job's answer. findings: conditions besides Ready; served: None leaves what was there."""
+    """Return the status. said: a Job's answer; findings: conditions besides Ready; served: None keeps the list."""
     ready = Finding(type="Ready", status="True", reason="Stored", message=f"the newest version is {said['latest']}")
     found = {
         "store": store,
@@ -34,7 +34,7 @@ def model_status(
 
 
 def with_conditions(model: Raw, findings: Sequence[Finding], now: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of a Model with these conditions and fields; all others stay as they are."""
+    """Return the status of a Model with these conditions and fields set; all others stay as they are."""
     before = model.get("status") or {}
     generation = int(model["metadata"].get("generation", 1))
     conditions = before.get("conditions") or []

@@ -1,6 +1,6 @@
-"""What a Model wants of its store: aliases where its manifest says, and a note of each version that a Serving names.
+"""Decides how to update a Model's store: aliases as the spec has them, and a note of each version that a Serving names.
 
-A Job brings both there. The note keeps a laptop from deleting a version that a cluster serves by its number; one that
+A Job writes both. The note keeps a laptop from deleting a version that a cluster serves by its number; a version that
 is served by an alias is kept by the alias. Pure and level-triggered.
 """
 
@@ -24,7 +24,7 @@ CONDITION = "StoreUpdated"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedModel:
-    """All that decide_model() knows; None: there is none. servings: those of the Model. For the rest see Observed."""
+    """All that decide_model() knows; None: no such object. servings: all of the namespace. See also Observed."""
 
     model: Raw
     now: str
@@ -38,7 +38,7 @@ class ObservedModel:
 
 
 def decide_model(seen: ObservedModel) -> Plan:
-    """The next step of a Model. One that is being deleted takes its Job along, and leaves the store as it is."""
+    """Return the next step. A deleted Model takes its Job along (owner reference); the store stays as it is."""
     model, job = seen.model, seen.job
     if "deletionTimestamp" in model["metadata"]:
         return Plan()
@@ -81,7 +81,7 @@ def decide_model(seen: ObservedModel) -> Plan:
 
 
 def wanted_of(model: Raw, servings: Sequence[Raw]) -> dict[str, dict[str, Any]]:
-    """What the store has to be told: moves (alias to number) and pins (see models/jobs.py); empty when it knows."""
+    """Return what the store lacks: moves (alias to number) and pins (see models/jobs.py); both may be empty."""
     status = model.get("status") or {}
     aliases = {each["name"]: each["version"] for each in status.get("aliases") or ()}
     listed = {each["name"]: each["version"] for each in model.get("spec", {}).get("aliases") or ()}
@@ -104,13 +104,13 @@ def _newest(model: Raw) -> int:
 
 
 def _is_for(job: Raw, wanted: Mapping[str, Any], model: Raw) -> bool:
-    """Whether a Job that failed would be asked for the same again. A newer version may be what it lacked."""
+    """Return whether a new Job would get the failed Job's request, also for a Model with the same newest version."""
     asked = request_in(job)
     return {**wanted, "newest": _newest(model)} == {name: asked.get(name) for name in ("moves", "pins", "newest")}
 
 
 def _served(model: Raw, pins: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """status.served after a Job."""
+    """Return status.served after a Job with these pins."""
     left = [each for each in (model.get("status") or {}).get("served") or () if each["uid"] not in pins]
     added = [
         {"version": pin["version"], "serving": pin["serving"], "uid": uid}
@@ -121,14 +121,14 @@ def _served(model: Raw, pins: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _said(job: Raw) -> str:
-    """What a Job has done, for people."""
+    """Say what a Job has done, for people."""
     asked = request_in(job)
     moved = [f"{name} means version {number}" for name, number in dict(asked.get("moves") or {}).items()]
     return "; ".join(moved) or "the store knows which versions are served"
 
 
 def _told(seen: ObservedModel, reason: str, text: str, *, as_wanted: bool = False, soon: bool = False) -> Plan:
-    """The condition, and a warning when there is a new reason why the store does not say what the Model does."""
+    """Return the condition, with a warning Event when the store is not up to date for a new reason."""
     before = condition(seen.model, CONDITION)
     found = Finding(type=CONDITION, status="True" if as_wanted else "False", reason=reason, message=text[:MESSAGE_MAX])
     passing = as_wanted or soon or reason in ("JobCreated", before.get("reason"))

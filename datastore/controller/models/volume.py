@@ -1,7 +1,7 @@
-"""A version of a model as a read-only volume: the objects that a pod mounts it by. Pure: mappings in, mappings out.
+"""The PersistentVolume and claim with which pods mount one version of a model, read-only. Pure: mappings in and out.
 
-The volume is like that of the store's Datastore, with the same Secret, but shows one directory of it. So nobody who may
-use a version gets to see the keys of its store or another version.
+The volume is like the volume of the store's Datastore, with the same Secret, but shows only the version's directory. So
+a user of a version sees neither the keys of its store nor another version.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from datastore.models.place import below_store, version_spec
 Raw = Mapping[str, Any]
 
 MANAGER = "datastore-models"
-"""Who manages these objects: not the controller of Datastores, which removes volumes without a Datastore."""
+"""The managed-by label of these objects; the controller of Datastores deletes its volumes that have no Datastore."""
 VERSION_OF = f"{GROUP}/model-version"
-"""Annotation of volume and claim: NAMESPACE/MODEL:NUMBER."""
+"""Annotation of the volume and of the claim: NAMESPACE/MODEL:NUMBER."""
 OWNED_BY = f"{GROUP}/owner-uid"
-"""Label of both: the uid of the object that they were made for."""
+"""Label of the volume and of the claim: the uid of the object for which they were made."""
 NOMINAL_SIZE = "1Gi"
-"""What a claim has to ask for; quotas on requests.storage count it."""
+"""The size in the claim, which Kubernetes requires; a quota on requests.storage counts it."""
 
 
 def version_volume(
     datastore: Raw, volume: Raw, *, model: str, number: int, claim: str, owner: Raw
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The PersistentVolume and the PersistentVolumeClaim (of this name) that show one version of a store.
+    """Return the PersistentVolume and the PersistentVolumeClaim that show one version of a store.
 
-    datastore: the store as the API server has it; volume: its PersistentVolume. owner: the object for which they are
-    made, in the store's namespace; the claim goes with it, and its controller removes the volume.
-    Errors: Mistake, where the store is another driver's volume.
+    datastore: the store as the API server has it; volume: its PersistentVolume; claim: the claim's name. owner: the
+    object for which they are made, in the store's namespace; Kubernetes deletes the claim with it, and its controller
+    deletes the volume. Errors: Mistake when the store is another driver's volume.
     """
     metadata = owner["metadata"]
     namespace, uid = metadata["namespace"], metadata["uid"]
@@ -92,12 +92,12 @@ def version_volume(
 
 
 def volume_name(owner_uid: str, number: int) -> str:
-    """Name of the PersistentVolume of a version that was made for an object."""
+    """Return the name of the PersistentVolume that shows a version and was made for the object with this uid."""
     return f"model-version-{owner_uid}-{number}"
 
 
 def volume_spec(datastore: Raw, volume: Raw) -> dict[str, str]:
-    """What a mount of a Datastore is told now: its volume's attributes, with the settings of status.mount."""
+    """Return a volume's attributes with the settings of status.mount. Errors: Mistake for another driver's volume."""
     csi = volume["spec"].get("csi") or {}
     if csi.get("driver") != DRIVER:
         text = f"Datastore {datastore['metadata']['name']} is another driver's volume, which shows no single version"
@@ -132,6 +132,6 @@ def _source(datastore: Raw, volume: Raw, name: str, model: str, number: int) -> 
         for field in ("nodePublishSecretRef", "nodeStageSecretRef")
         if field in volume["spec"]["csi"]
     }
-    # Not in the form of a Datastore's handle, so that no node asks for settings of a Datastore of that name.
+    # The handle differs in form from a Datastore's, so that no node looks for the settings of a Datastore of that name.
     csi = {"driver": DRIVER, "volumeHandle": name, "readOnly": True, "volumeAttributes": attributes, **secrets}
     return {"csi": csi}

@@ -1,1 +1,1 @@
-"""What every controller of ours is made of, whatever kind of object it looks after."""
+"""The parts that all our controllers share, whatever kind of object they reconcile."""

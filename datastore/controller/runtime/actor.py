@@ -1,7 +1,4 @@
-"""What controllers do to objects: each change by the client, and its answer into the informer stores at once.
-
-So the next decision sees what the last one did, before the watch shows it.
-"""
+"""Changes objects, and puts the answers into the informer stores, so that decisions see them before the watch does."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Raw = Mapping[str, Any]
 
 
 class Actor:
-    """stores: those of the kinds that are watched, by kind; objects of other kinds are not remembered."""
+    """stores: the informer stores by kind; objects of kinds that are not watched are not remembered."""
 
     def __init__(self, client: Client, recorder: Recorder, stores: Mapping[str, InformerStore]) -> None:
         self._client = client
@@ -26,32 +23,32 @@ class Actor:
         self._stores = stores
 
     def take(self, body: Raw) -> None:
-        """An answer of the API server about an object."""
+        """Put an object from an answer of the API server into the informer store of its kind."""
         store = self._stores.get(body["kind"])
         if store is not None:
             store.put(body)
 
     async def apply(self, wanted: Raw) -> dict[str, Any]:
-        """Server-side apply. Errors: ApiError, Unavailable, LeaseLost; so for all that follow."""
+        """Apply an object by server-side apply. Errors: ApiError, Unavailable, LeaseLost, as for all methods below."""
         found = await self._client.apply(wanted)
         self.take(found)
         return found
 
     async def merge(self, resource: Resource, body: Raw, change: Raw, subresource: str = "") -> None:
-        """Merge a change into this very object; nothing when it is gone."""
+        """Merge a change into the object with this uid; do nothing when it is gone."""
         found = await self._client.merge(resource, body, change, subresource)
         if found is not None:
             self.take(found)
 
     async def tell(self, body: Raw, status: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
-        """Write the status if it says something new, then the Events: what they tell is true by then."""
+        """Write the status if it says something new, and then the Events, so that what they say is true by then."""
         if status and status != body.get("status"):
             self.take(await self._client.apply({**_named(body), "status": status}, "status"))
         for event in events:
             await self._recorder.record(body, event)
 
     async def finalizer(self, body: Raw, name: str, *, present: bool) -> None:
-        """Put our finalizer on an object or take it off. With the uid in it, one that is gone is not made anew."""
+        """Put our finalizer on an object or take it off. The uid keeps apply from creating a deleted object anew."""
         change = _named(body)
         if present:
             change["metadata"]["finalizers"] = [name]
@@ -62,7 +59,7 @@ class Actor:
                 raise
 
     async def delete(self, body: Raw) -> None:
-        """Ask for the removal of this very object; one that is gone is success."""
+        """Delete the object with this uid; if it is gone, that is success."""
         metadata = body["metadata"]
         namespace = metadata.get("namespace", "")
         left = await self._client.delete(BY_KIND[body["kind"]], namespace, metadata["name"], metadata["uid"])
@@ -72,7 +69,7 @@ class Actor:
             self._stores[body["kind"]].drop((namespace, metadata["name"]), metadata["uid"])
 
     async def look(self, body: Raw) -> dict[str, Any] | None:
-        """The object as the API server has it now: its word, not the store's; None when it is gone."""
+        """Return the object as the API server has it now, and update the store; None when it is gone."""
         metadata = body["metadata"]
         namespace = metadata.get("namespace", "")
         found = await self._client.get(BY_KIND[body["kind"]], namespace, metadata["name"])

@@ -1,7 +1,7 @@
-"""The API server, over the official client (`kubernetes.aio`): the few requests that controllers make.
+"""The few requests to the API server that controllers make, by the official client (`kubernetes.aio`).
 
 Bodies are plain mappings: the package's models of every kind would take memory and hide what is sent. Each request is
-counted by verb and resource, so that a test can compare them with the RBAC rules. Event loop only.
+counted by verb and resource, so that a test can compare them with the RBAC rules. Only the event loop may call this.
 Errors: ApiError with the server's status, reason and message; Unavailable when there is no answer; the fence's own.
 """
 
@@ -23,18 +23,18 @@ from datastore.controller.runtime.metrics import API_REQUESTS
 
 Raw = Mapping[str, Any]
 Fence = Callable[[], None]
-"""Raises when this process may not write any more."""
+"""A function that raises when this process may not write any more."""
 
 DEADLINE_S = 20.0
 CONNECTIONS = 16
 WATCH_S = 600
-"""A watch ends then and is begun anew."""
+"""Seconds after which a watch ends; its caller then begins a new one."""
 SILENCE_S = 150.0
-"""A watch in which nothing comes for so long is dead: the API server sends a bookmark each minute."""
+"""Seconds without an event after which a watch counts as dead: the API server sends a bookmark each minute."""
 LINE_BYTES = 4 << 20
-"""Of an event: more than etcd keeps of one object."""
+"""The longest event that is read, in bytes; it is more than etcd keeps of one object."""
 ANSWER_BYTES = 64 << 20
-"""A page of PAGE objects of etcd's largest size would be more; no real one is."""
+"""The longest answer that is read. A page of PAGE objects of etcd's largest size is longer, but no real one is."""
 PAGE = 500
 _JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -44,7 +44,7 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "pat
 
 
 class ApiError(Exception):
-    """The API server refused. status: HTTP; reason: its CamelCase word."""
+    """The API server refused a request. status: the HTTP status; reason: the server's CamelCase word."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"the API server: {message}")
@@ -57,10 +57,10 @@ class Unavailable(Exception):
 
 
 class Client:
-    """Logs in at the first request, with the pod's service account or else KUBECONFIG. Close it.
+    """Logs in at the first request, with the pod's service account or else KUBECONFIG. The owner has to close it.
 
-    fence: asked before each request that changes something, at the last moment: when its connection stands, so that a
-    process that was paused in between sends nothing.
+    fence: called before each writing request, once its connection stands: a process that was paused until then sends
+    nothing.
     """
 
     def __init__(self, fence: Fence | None = None, deadline_s: float = DEADLINE_S) -> None:
@@ -77,7 +77,7 @@ class Client:
         self._requests = self._watches = None
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        """An object; None when it is not there."""
+        """Return an object, None when there is none."""
         try:
             return await self._send("get", resource, resource.path(namespace, name))
         except ApiError as error:
@@ -88,7 +88,7 @@ class Client:
     async def list(
         self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
     ) -> list[dict[str, Any]]:
-        """All of a namespace."""
+        """Return all objects of a namespace ('' for all) that the selectors match."""
         async with aclosing(self.pages(resource, namespace, field_selector, label_selector)) as pages:
             return [each async for items, _ in pages for each in items]
 
@@ -101,7 +101,7 @@ class Client:
         *,
         limit: int = PAGE,
     ) -> AsyncGenerator[tuple[Sequence[dict[str, Any]], str], None]:
-        """Page by page, each with the version of the whole list, from which a watch goes on."""
+        """Yield the objects page by page, each page with the version of the list, from which a watch can go on."""
         query = {"limit": str(limit), "fieldSelector": field_selector, "labelSelector": label_selector, "continue": ""}
         while True:
             given = {name: text for name, text in query.items() if text}
@@ -115,17 +115,17 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str, *, whole: bool = False, version: str = "0"
     ) -> AsyncGenerator[tuple[str, Raw], None]:
-        """(type, metadata) of everything there is in the namespace ('' for all), then of each change, for WATCH_S.
+        """Yield (type, metadata) of all that exists in the namespace ('' for all), then of each change, for WATCH_S.
 
-        Only metadata crosses the wire, which is all that is wanted of a Secret. whole: (type, object). A watch begins
-        with what there is, or, with the version of a list, with what came later. Errors: ApiError, Unavailable.
+        Only metadata is sent, since no more of a Secret is wanted. whole: yield (type, object) instead. version: that
+        of a list, to yield only what changed after it. Errors: ApiError, Unavailable.
         """
         API_REQUESTS.labels("watch", resource.plural).inc()
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query["timeoutSeconds"] = str(WATCH_S)
         accept = _JSON if whole else _METADATA
         if self._watches is None:
-            # Connections of their own: watches last, and must not take those of the requests.
+            # Watches have connections of their own: they last, and must not take those of the requests.
             self._watches = await _logged_in(connections=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=DEADLINE_S, sock_read=SILENCE_S)
         try:
@@ -150,13 +150,13 @@ class Client:
         return await self._send("update", resource, path, body, {"fieldManager": MANAGER})
 
     async def apply(self, body: Raw, subresource: str = "") -> dict[str, Any]:
-        """Server-side apply: afterwards the object has these fields, and those that we dropped are gone."""
+        """Apply an object: it then has these fields, and has lost those that we applied before and left out now."""
         resource, metadata = BY_KIND[body["kind"]], body["metadata"]
         path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
         return await self._send("patch", resource, path, body, {"fieldManager": MANAGER, "force": "true"}, _APPLY)
 
     async def merge(self, resource: Resource, body: Raw, change: Raw, subresource: str = "") -> dict[str, Any] | None:
-        """Merge a change into this very object (its uid counts); None when it is gone or another one."""
+        """Merge a change into the object with this uid and return it; None when no object has this name and uid."""
         metadata = body["metadata"]
         whole = {**change, "metadata": {**change.get("metadata", {}), "uid": metadata["uid"]}}
         path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
@@ -168,11 +168,8 @@ class Client:
             return None
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> dict[str, Any] | None:
-        """Ask for the removal of this very object: what is left of it while finalizers hold it, None when it is gone.
-
-        Another object of the name (409) is none of it.
-        """
-        # Of a Job too: by default the API server would leave its pods behind.
+        """Delete the object with this uid, no other of its name; return what finalizers still hold of it, or None."""
+        # By default the API server would leave the pods of a Job behind.
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             left = await self._send("delete", resource, resource.path(namespace, name), body)
@@ -183,14 +180,14 @@ class Client:
         return left if left.get("kind") != "Status" and left.get("metadata", {}).get("finalizers") else None
 
     async def serves(self, resource: Resource) -> bool:
-        """Whether the API server has this kind: of a definition that was just made it has it a moment later."""
+        """Whether the API server serves this kind; a kind whose CRD was just made is served a moment later."""
         status, text = await self._answer("GET", resource.path("").rpartition("/")[0], None, {}, _JSON, _JSON)
         if status == 404:
             return False
         return any(each.get("name") == resource.plural for each in _parsed(status, text).get("resources", []))
 
     async def text(self, path: str, query: Mapping[str, str]) -> str:
-        """What the API server answers to a GET, as text: the log of a pod, say."""
+        """Return the API server's answer to a GET as text, for example the log of a pod."""
         _, text = await self._answer("GET", path, None, query, "*/*", _JSON)
         return text.decode(errors="replace")
 
@@ -239,14 +236,14 @@ async def _logged_in(connections: int, fence: Fence | None = None) -> ApiClient:
         except ConfigException as error:
             raise Unavailable(f"there is neither a service account nor a kubeconfig: {error}") from None
     configuration.connection_pool_maxsize = connections
-    configuration.retries = False  # one layer tries again: the loop of the controller
+    configuration.retries = False  # only one layer retries: the controller's loop
     if fence is not None:
         configuration.trace_configs = [_fenced(fence)]
     return ApiClient(configuration)
 
 
 def _fenced(fence: Fence) -> aiohttp.TraceConfig:
-    """Asks the fence when a connection for a writing request stands, right before the request is sent on it."""
+    """Return the hooks that call the fence once a writing request has its connection, right before it is sent."""
 
     async def note(_: object, context: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
         context.writes = request.method != "GET"
@@ -286,7 +283,7 @@ async def _call(
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Lines of up to LINE_BYTES; the library's own way ends at 128 KiB. Errors: ValueError."""
+    """Yield lines of up to LINE_BYTES; aiohttp's own iteration ends at 128 KiB. Errors: ValueError."""
     left = b""
     async for chunk in answer.content.iter_any():
         *lines, left = (left + chunk).split(b"\n")
@@ -297,7 +294,7 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
 
 
 def _event(line: bytes) -> tuple[str, Raw]:
-    """One line of a watch. Errors: ApiError for what the server has to complain of, ValueError."""
+    """Parse one line of a watch. Errors: ApiError for an ERROR event; ValueError when it is not JSON."""
     event = json.loads(line)
     found = event["object"]
     if event["type"] == "ERROR":
@@ -311,7 +308,7 @@ def _parsed(status: int, text: bytes) -> dict[str, Any]:
     except ValueError:
         document = {}
     if status >= 400:
-        # The body of a refusal can quote what was sent; Secrets are only read, so none is in it.
+        # A refusal can quote the request's body, but never a Secret, since Secrets are only read.
         raise ApiError(status, str(document.get("reason", "")), str(document.get("message", f"HTTP {status}")))
     found: dict[str, Any] = document
     return found

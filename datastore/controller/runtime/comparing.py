@@ -11,9 +11,9 @@ Raw = Mapping[str, Any]
 
 
 def holds(observed: Any, wanted: Any) -> bool:
-    """Whether everything wanted is there; what else is there does not matter. Quantities are compared as amounts."""
+    """Whether `observed` has all that is wanted, whatever else it has; a field `storage` is compared as an amount."""
     if wanted == "":
-        # The API server leaves empty text out.
+        # The API server leaves out fields with empty text.
         return observed in (None, "")
     if isinstance(wanted, Mapping):
         return isinstance(observed, Mapping) and all(_field_holds(observed, name, wanted[name]) for name in wanted)

@@ -12,7 +12,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One condition before it has a time."""
+    """A condition without the time of its transition."""
 
     type: str
     status: Truth
@@ -22,7 +22,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What `kubectl describe` shows. warning: something for people to do."""
+    """An Event, as `kubectl describe` shows it. warning: whether people have to do something."""
 
     reason: str
     message: str
@@ -30,7 +30,7 @@ class Event:
 
 
 def merged(before: Sequence[Raw], found: Sequence[Finding], generation: int, now: str) -> list[dict[str, Any]]:
-    """The conditions to write; lastTransitionTime moves only when the status does. now: RFC 3339."""
+    """Return the conditions to write; lastTransitionTime changes only when the status does. now: RFC 3339."""
     old = {each.get("type"): each for each in before}
     conditions = []
     for finding in found:
@@ -55,11 +55,11 @@ _EXPECTED = {
     ("CredentialsValid", "True"),
     ("Provisioned", "True"),
 }
-"""Not worth an Event of their own when a Datastore is new: Ready says it all."""
+"""(type, status) of conditions that make no Event while a Datastore is new, since Ready says enough."""
 
 
 def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
-    """One Event for each condition whose status or reason changed; a new Datastore tells only what is remarkable."""
+    """Return an Event for each condition whose status or reason changed; a new condition makes none if it is usual."""
     old = {each.get("type"): (each.get("status"), each.get("reason")) for each in before}
     events = []
     for finding in found:
@@ -73,7 +73,7 @@ def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
 
 
 _PASSING = frozenset({"WaitingForBinding", "VolumeReplacing", "WaitingForBackend", "Deleting"})
-"""Not true yet, and nobody has to do anything about it."""
+"""Reasons why something is not true yet, about which nobody has to do anything."""
 
 
 def _told(finding: Finding) -> str:

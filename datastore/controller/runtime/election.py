@@ -1,12 +1,12 @@
-"""One replica works at a time: the one that holds a Lease, as long as it can prove that it does.
+"""Leader election: one replica works at a time, the one that holds a Lease, while it can prove that it does.
 
 The rules and the times are client-go's (k8s.io/client-go/tools/leaderelection): the holder renews every RETRY_S and
 stops when it could not for RENEW_S; the others take the Lease when it was not renewed for LEASE_S by their own clock,
-so that clocks need not agree. Since RENEW_S < LEASE_S the holder has stopped before another begins, also when it was
-paused: check() goes by the time at which the last successful renewal was sent.
+so that clocks need not agree. Since RENEW_S < LEASE_S, the holder has stopped before another replica begins, even if
+the holder was paused: check() counts from the time at which the last successful renewal was begun.
 
-The Lease is watched too. Each renewal must come back by the watch, which proves that the watch is alive: a replica that
-works by a dead watch, and looks healthy, is worse than none. Event loop only.
+The Lease is watched too, and its renewals have to come back by the watch, which proves that the watch is alive: a
+replica that works by a dead watch and looks healthy is worse than none. Only the event loop may call this.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ LEASE_S = 15.0
 RENEW_S = 10.0
 RETRY_S = 2.0
 REQUEST_S = 4.0
-"""For one request about the Lease: two of them can fail, and the third is in time."""
+"""Deadline of a request about the Lease: after one that times out, the next is still sent before RENEW_S is over."""
 ECHO_S = 45.0
-"""The watch has to show a renewal of the Lease, whoever's, at least so often. kopf may need some time to begin anew."""
+"""Seconds in which the watch has to show some replica's renewal of the Lease; kopf may need time to restart it."""
 
 
 class LeaseLost(Exception):
-    """Another replica may be at work by now."""
+    """This replica does not hold the Lease any more, so another one may be at work."""
 
 
 def now_s() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """Return monotonic seconds that count also while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Election:
-    """A candidate for the Lease `name` of a namespace. client: its own, not fenced, with REQUEST_S as deadline."""
+    """A candidate for the Lease `name` of a namespace. client: unfenced, for this alone, with REQUEST_S as deadline."""
 
     def __init__(
         self, client: Client, namespace: str, name: str, identity: str, clock: Callable[[], float] = now_s
@@ -56,35 +56,35 @@ class Election:
         self._clock = clock
         self._held_until = float("-inf")
         self._observed = ""
-        """The resourceVersion of the Lease that was seen last, and since when."""
+        """The resourceVersion of the Lease as last seen; _observed_at: since when."""
         self._observed_at = float("-inf")
         self._answered_at = float("-inf")
         self._echoed_at = float("-inf")
         self._limiter = Limiter()
 
     def leading(self) -> bool:
-        """Whether this replica holds the Lease, and its watch shows what happens."""
+        """Whether this replica holds the Lease, and its watch is alive."""
         now = self._clock()
         return now < self._held_until and now - self._echoed_at < ECHO_S
 
     def check(self) -> None:
-        """Errors: LeaseLost. The fence of every request that changes something."""
+        """The fence of every request that changes something. Errors: LeaseLost when the Lease is not held any more."""
         if self._clock() >= self._held_until:
             raise LeaseLost(f"the Lease {self.namespace}/{self.name} could not be renewed in time")
 
     def alive(self, since: float) -> bool:
-        """Whether the API server answers and the watch shows it, or it is too early to say. since: our start."""
+        """Whether API server and watch each gave a sign of life in the last ECHO_S; `since`, our start, counts too."""
         now = self._clock()
         newest = max(since, self._answered_at), max(since, self._echoed_at)
         return all(now - each < ECHO_S for each in newest)
 
     def ready(self) -> bool:
-        """Whether this replica could work now, or waits to."""
+        """Whether this replica could work now if it led: the API server and the watch gave a sign of life in ECHO_S."""
         now = self._clock()
         return now - self._answered_at < ECHO_S and now - self._echoed_at < ECHO_S
 
     def echoed(self, event: Mapping[str, Any]) -> None:
-        """The watch showed the Lease."""
+        """Take in an event of the watch of the Lease."""
         metadata = event["object"]["metadata"]
         if (metadata["namespace"], metadata["name"]) == (self.namespace, self.name):
             self._echoed_at = self._clock()
@@ -104,7 +104,7 @@ class Election:
             await asyncio.sleep(RETRY_S)
 
     async def release(self) -> None:
-        """Let another replica take over at once; at the end of this one."""
+        """Give the Lease back when this process ends, so that another replica takes over at once."""
         if self._clock() >= self._held_until:
             return
         self._held_until = float("-inf")
@@ -132,7 +132,7 @@ class Election:
         term_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
         if holder not in ("", self._identity) and self._clock() < self._observed_at + term_s:
             return
-        # With the version: of two that try, one is refused (409).
+        # The body has the resourceVersion, so that one of two candidates is refused (409).
         await self._client.update(LEASES, _lease({**lease, "spec": self._spec(spec)}))
         self._won(sent)
 

@@ -1,7 +1,7 @@
-"""Informer stores: what the watches showed of each kind. One event loop, no locks.
+"""Informer stores: what the watches showed of each kind. For one event loop, without locks.
 
-Bodies are kept without managedFields, which are half of an object. An older version never replaces a newer one: our own
-writes answer before the watch shows them.
+Bodies are kept without managedFields, which are half of an object. An older version never replaces a newer one, because
+the watch may show an older version after the answer to a write of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datastore.controller.runtime.queue import Key
 Raw = Mapping[str, Any]
 
 GONE_MAX = 10_000
-"""So many of those that went last are remembered: an answer is late by seconds."""
+"""How many uids of the objects deleted last are remembered: an answer is late by seconds only."""
 
 
 def key_of(body: Raw) -> Key:
@@ -23,11 +23,11 @@ def key_of(body: Raw) -> Key:
 
 
 def slim(body: Raw) -> dict[str, Any]:
-    """The body without what nobody reads."""
+    """Return the body without managedFields and kubectl's own annotation, which nobody reads."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations:
-        # kubectl keeps a whole second manifest in it.
+        # kubectl keeps a second copy of the whole manifest in this annotation.
         kept = {
             key: text for key, text in annotations.items() if key != "kubectl.kubernetes.io/last-applied-configuration"
         }
@@ -46,20 +46,20 @@ class InformerStore:
         return len(self._bodies)
 
     def get(self, key: Key) -> dict[str, Any] | None:
-        """The newest version seen."""
+        """Return the newest version seen, or None."""
         return self._bodies.get(key)
 
     def values(self) -> list[dict[str, Any]]:
-        """All of them."""
+        """Return all objects."""
         return list(self._bodies.values())
 
     def repeats(self, event: Raw) -> bool:
-        """Whether a listing shows what is known. kopf lists all objects again each time that a watch has ended."""
+        """Whether the event lists a version that is known: kopf lists all objects again whenever a watch has ended."""
         before = self._bodies.get(key_of(event["object"]))
         return event["type"] is None and before is not None and _identity(before) == _identity(event["object"])
 
     def take(self, event: Raw) -> Key:
-        """An event of a watch; the key of its object."""
+        """Take in an event of a watch; return the key of its object."""
         body = event["object"]
         key = key_of(body)
         if event["type"] == "DELETED":
@@ -69,10 +69,10 @@ class InformerStore:
         return key
 
     def put(self, body: Raw) -> None:
-        """Take in a version; an older one than ours, or one of what is known to be gone, is ignored."""
+        """Take in a version of an object, unless a newer one is known or the object is known to be gone."""
         metadata = body["metadata"]
         if metadata["uid"] in self._gone:
-            # The answer to our request comes after the watch has told the end.
+            # The answer to a request of ours came after the watch had shown the deletion.
             return
         key = key_of(body)
         before = self._bodies.get(key)
@@ -80,7 +80,7 @@ class InformerStore:
             self._bodies[key] = slim(body)
 
     def drop(self, key: Key, uid: str = "") -> None:
-        """It is gone; with a uid only that one."""
+        """Drop an object that is gone; with a uid, only the object that has this uid."""
         before = self._bodies.get(key)
         if before is not None and uid in ("", before["metadata"]["uid"]):
             del self._bodies[key]
@@ -95,6 +95,6 @@ def _identity(body: Raw) -> tuple[str, str | None]:
 
 
 def _version(body: Raw) -> int:
-    """Comparable as numbers since Kubernetes 1.35 (KEP-5504); a server that counts otherwise counts as new."""
+    """Return the version, a number since Kubernetes 1.35 (KEP-5504); anything else counts as the newest."""
     text = str(body["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdigit() else 1 << 63

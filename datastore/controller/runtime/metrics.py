@@ -1,4 +1,4 @@
-"""The numbers of every controller for Prometheus. Names are an interface: docs/OPERATIONS.md lists them."""
+"""The Prometheus metrics of every controller. Their names are an interface (docs/OPERATIONS.md lists them)."""
 
 from __future__ import annotations
 

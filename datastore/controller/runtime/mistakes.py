@@ -1,4 +1,4 @@
-"""What keeps a Datastore from being Ready, each with its reason for programs. One table; pure."""
+"""The errors that keep a Datastore from being Ready, each with its reason for programs. One table; pure."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ REASONS: dict[type[DatastoreError], str] = {
     errors.StoreError: "StorageRefused",
     errors.DatastoreError: "Failed",
 }
-"""Asked from the most special class of an error to the most general."""
+"""The reason of each class of error. An error has the reason of its most special class that stands here."""
 ABOUT_CREDENTIALS = frozenset({"CredentialsInvalid", "SecretNotFound", "SecretInvalid", "CredentialsMissing"})
-"""Of these CredentialsValid is False; of the others it says nothing, or True if the server went on to look."""
+"""Reasons with which CredentialsValid is False. With PAST_CREDENTIALS it is True, with others True only if it was."""
 PAST_CREDENTIALS = frozenset({"BucketNotFound", "AccessDenied", "OutOfSpace"})
-"""The server answers these only to keys it knows."""
+"""Reasons that a server gives only to keys that it knows."""
 MESSAGE_MAX = 1024
-"""Events take 1,024 bytes; longer server messages are cut."""
+"""The most bytes of a message: an Event takes 1,024, so longer server messages are cut."""
 _REQUEST = re.compile(r" \(request [^()]*\)")
-"""Another one each time: it would make a new status of the same fault."""
+"""A request's id. It differs each time, and would make a new status of the same fault."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class Mistake(DatastoreError):
-    """The user's or the administrator's to correct. permanent: only a change of an object that we watch helps."""
+    """An error that user or administrator has to correct. permanent: only a change of a watched object helps."""
 
     def __init__(self, reason: str, message: str, *, permanent: bool = False) -> None:
         super().__init__(message)
@@ -49,14 +49,14 @@ class Mistake(DatastoreError):
 
 
 def reason_of(error: DatastoreError) -> str:
-    """One CamelCase word."""
+    """Return the error's reason, one CamelCase word."""
     if isinstance(error, Mistake):
         return error.reason
     return next(REASONS[kind] for kind in type(error).__mro__ if kind in REASONS)
 
 
 def message_of(error: BaseException) -> str:
-    """One line for people, with the server's words, without secrets, of at most MESSAGE_MAX bytes."""
+    """Return one line for people, with the server's words, without secrets, of at most MESSAGE_MAX bytes."""
     text = _CONTROL.sub(" ", _REQUEST.sub("", redact(str(error)))).strip()
     raw = text.encode("utf-8", "replace")
     return text if len(raw) <= MESSAGE_MAX else raw[: MESSAGE_MAX - 3].decode("utf-8", "ignore") + "..."

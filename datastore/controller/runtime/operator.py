@@ -1,8 +1,8 @@
-"""The process of a controller: kopf's watches, the election, the queues and their workers, the endpoints.
+"""The process of a controller: kopf's watches, the election, the queues with their workers, the HTTP endpoints.
 
-Which objects a controller looks after is a Kind's matter (below): it brings its watches, its queues with what is done
-about a key, and what else runs beside them. All replicas watch, so that whoever takes over knows everything at once;
-only the one that leads works.
+A Kind (below) says which objects a controller reconciles: it brings watches, queues with the functions that reconcile
+their keys, and what else runs beside them. All replicas watch, so that a new leader knows everything at once; only the
+leader works.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from datastore.logs import Limiter, fields
 log = logging.getLogger(__name__)
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Bring one object as far as it goes now; seconds until it wants its turn again, None: when something happens."""
+"""Brings one object as far as possible now; returns seconds until its next turn, None to wait for an event."""
 CONFLICT_S = 0.1
 TURN_S = 0.1
 """How soon a replica notices that it leads."""
 SERVED_S = 0.5
-"""Between two looks for a kind that the API server does not have yet."""
+"""Seconds between two checks for a kind that the API server does not serve yet."""
 
 
 class Kind(Protocol):
-    """One kind of object and the controller of it. Made with the client whose writes are fenced."""
+    """The controller of one kind of object. Operator makes it with a client whose writes are fenced."""
 
     def watches(self) -> Sequence[Watch]:
         """What is watched in every namespace that is served."""
         ...
 
     def queues(self) -> Sequence[tuple[WorkQueue, Reconcile]]:
-        """The queues, and what is done about their keys."""
+        """The queues, each with the function that reconciles its keys."""
         ...
 
     def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
-        """What else runs for as long as the process; it asks `leading` before it changes anything."""
+        """Functions that run as long as the process; each asks `leading` before it changes anything."""
         ...
 
     def refresh(self) -> None:
-        """Set gauges, before they are read."""
+        """Set gauges. Called before metrics are read."""
         ...
 
     async def close(self) -> None:
@@ -61,7 +61,7 @@ class Kind(Protocol):
 
 
 class Operator:
-    """The whole process in one event loop. name: of the Lease; kind: makes the Kind. Use run()."""
+    """The whole process in one event loop; call run(). name: the name of the Lease; kind: makes the Kind."""
 
     def __init__(self, settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Kind]) -> None:
         self._settings = settings
@@ -108,10 +108,10 @@ class Operator:
             await self._lease_client.close()
 
     async def _until_served(self, resources: Sequence[Resource], stop: asyncio.Event) -> None:
-        """Wait until the API server has all these kinds, or for `stop`.
+        """Wait until the API server serves all these kinds, or for `stop`.
 
-        kopf looks for them once, when it begins, and would never watch one that came later. Until then no watch shows
-        anything, so this replica is not ready, and in the end not alive.
+        kopf looks for the kinds once, when it starts, and would never watch one that came later. Until then no watch
+        shows anything, so this replica is not ready, and after ECHO_S not alive.
         """
         for resource in resources:
             while not stop.is_set() and not await self._serves(resource):
@@ -145,7 +145,7 @@ class Operator:
         try:
             wait_s = await reconcile(key)
         except LeaseLost:
-            # Another replica does it; this one looks again should it ever lead again.
+            # Another replica does the work; this one repeats it if it leads again.
             return 0.0
         except (ApiError, Unavailable) as error:
             wait_s = self._again(key, error, "refused")
@@ -165,7 +165,7 @@ class Operator:
         if self._limiter.allows(str(error), time.monotonic()):
             log.warning("will be tried again", extra=fields(object="/".join(key), error=error))
         if isinstance(error, ApiError) and error.status == 409:
-            # Someone else wrote first; the watch shows what.
+            # Someone else wrote first; the watch shows the change.
             return CONFLICT_S
         return self._settings.retry_after(failures)
 

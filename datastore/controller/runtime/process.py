@@ -1,4 +1,4 @@
-"""The process of a controller: the command line that all of them share, and running until a signal."""
+"""What the processes of all controllers share: command line options, and running until a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def arguments(module: str, what: str, defaults: RuntimeSettings) -> argparse.ArgumentParser:
-    """A parser of `python -m MODULE` with the options of every controller. what: the objects, in the plural."""
+    """Return a parser of `python -m MODULE` with the options of every controller. what: the objects, in the plural."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"The controller of {what}.")
     add = parser.add_argument
     add(
@@ -39,7 +39,7 @@ def arguments(module: str, what: str, defaults: RuntimeSettings) -> argparse.Arg
 
 
 def runtime_settings(given: argparse.Namespace, defaults: RuntimeSettings) -> dict[str, Any]:
-    """The fields of RuntimeSettings, of the command line and the environment."""
+    """Return the fields of RuntimeSettings, from the command line and the environment."""
     return {
         "namespaces": tuple(given.namespaces) or tuple(os.environ.get("NAMESPACES", "").replace(",", " ").split()),
         "namespace": os.environ.get("POD_NAMESPACE") or defaults.namespace,
@@ -50,9 +50,9 @@ def runtime_settings(given: argparse.Namespace, defaults: RuntimeSettings) -> di
 
 
 def run(settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Kind], *, verbose: bool) -> NoReturn:
-    """Run until SIGTERM or SIGINT, and end the process. name: of the Lease."""
+    """Run until SIGTERM or SIGINT, and end the process. name: the name of the Lease."""
     logs.setup(logging.DEBUG if verbose else logging.INFO)
-    # kopf tells every event of every object at INFO and DEBUG.
+    # kopf logs every event of every object at INFO and DEBUG.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     _few_arenas()
     code = 1
@@ -61,16 +61,13 @@ def run(settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Ki
         code = 0
     except Exception:
         log.exception("the controller can't go on")
-    # Threads may still wait for somebody's storage, and the interpreter would wait for them.
+    # Threads may still wait for a storage server, and a normal exit would wait for the threads.
     logging.shutdown()
     os._exit(code)
 
 
 def _few_arenas() -> None:
-    """Have all threads allocate from two arenas: with one for each, a thousand Datastores took 185 instead of 119 MiB.
-
-    Source: mallopt(3). Another C library than glibc has its own ways.
-    """
+    """Have threads share two arenas (mallopt(3)): with one each, a thousand Datastores took 185 instead of 119 MiB."""
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 

@@ -1,8 +1,8 @@
-"""Keys to work on: each at most once at a time, each at most once waiting, some later. One event loop, no locks.
+"""A queue of keys: each waits at most once, and one worker at a time has it. For one event loop, without locks.
 
-Namespaces have their turns one after another, however many keys one of them has waiting: a tenant with thousands of
-objects delays nobody else's. INVARIANT: a key that is worked on is not handed out again before done(); what was added
-meanwhile comes afterwards.
+Namespaces take turns, however many keys one of them has waiting: a tenant with thousands of objects delays no others.
+INVARIANT: a key that is worked on is not handed out again before done(); if it was added in the meantime, it follows
+then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Key = tuple[str, str]
 
 
 class WorkQueue:
-    """Bounded by the number of keys."""
+    """Holds each key once; only the heap may also hold times that were replaced or dropped, until they are due."""
 
     def __init__(self) -> None:
         self._ready: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-        """Of each namespace the names that wait; the namespace whose turn is next stands first."""
+        """The waiting names of each namespace; the namespace whose turn is next stands first."""
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         self._busy: set[Key] = set()
@@ -32,7 +32,7 @@ class WorkQueue:
         return sum(len(names) for names in self._ready.values())
 
     def add(self, key: Key) -> None:
-        """Work on it as soon as possible; an appointment for later is dropped."""
+        """Queue the key now; a time that add_after() set for it is dropped."""
         self._due.pop(key, None)
         if key in self._busy:
             self._dirty.add(key)
@@ -41,7 +41,7 @@ class WorkQueue:
             self._wake.set()
 
     def add_after(self, key: Key, delay_s: float) -> None:
-        """Work on it in delay_s at the latest; an earlier appointment stands."""
+        """Queue the key in delay_s at the latest, unless it waits already or is due earlier."""
         if self._waits(key) or key in self._dirty:
             return
         due = asyncio.get_running_loop().time() + delay_s
@@ -53,25 +53,25 @@ class WorkQueue:
         self._wake.set()
 
     def awaits(self, key: Key) -> bool:
-        """Whether something is planned for it."""
+        """Whether the key waits, is due later, or was added again while a worker has it."""
         return self._waits(key) or key in self._dirty or key in self._due
 
     async def get(self) -> Key:
-        """The next key; call done() with it afterwards."""
+        """Wait for the next key and return it. Its worker has to call done() afterwards."""
         while True:
             self._ripen()
             if self._ready:
                 namespace, names = self._ready.popitem(last=False)
                 name, _ = names.popitem(last=False)
                 if names:
-                    self._ready[namespace] = names  # at the end: the others' turn
+                    self._ready[namespace] = names  # at the end: the other namespaces come first
                 self._busy.add((namespace, name))
                 return namespace, name
             self._wake.clear()
             await self._sleep()
 
     def done(self, key: Key) -> None:
-        """The key may be handed out again."""
+        """End the work on a key, so that it may be handed out again."""
         self._busy.discard(key)
         if key in self._dirty:
             self._dirty.discard(key)
@@ -84,7 +84,7 @@ class WorkQueue:
         now = asyncio.get_running_loop().time()
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
-            # One that was moved or dropped meanwhile has another entry or none.
+            # A key whose time was changed or dropped in the meantime has another time or none.
             if self._due.get(key) == due:
                 self.add(key)
 

@@ -1,4 +1,4 @@
-"""Events about a Datastore, as `kubectl describe` shows them. What can't be recorded is logged and never in the way."""
+"""Records Events about an object, as `kubectl describe` shows them. A refusal by the API server is only logged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Recorder:
-    """Writes core/v1 Events. instance: this replica."""
+    """Writes core/v1 Events. instance: the name of this replica."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance
 
     async def record(self, about: Raw, event: Event) -> None:
-        """One Event about an object; a namespace that is being deleted takes none, and that is no failure."""
+        """Record an Event; a refusal, as by a namespace in deletion, is only logged. Errors: Unavailable, LeaseLost."""
         metadata = about["metadata"]
         namespace = metadata.get("namespace") or DEFAULT_NAMESPACE
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""/livez, /readyz and /metrics."""
+"""The HTTP server for /livez, /readyz and /metrics."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 CLIENTS = 64
-"""At a time. The port is open to every pod: who comes when there are as many takes the place of the oldest."""
+"""Connections at a time. Every pod can reach the port, so one connection more closes the oldest one."""
 METRICS_S = 1.0
-"""Metrics are made no more often: they take the time of who works."""
+"""The least seconds between two renderings of the metrics, which take the event loop's time."""
 
 
 class Serving:
-    """A small HTTP server. alive, ready: asked at each request; refresh: sets gauges before they are read."""
+    """A small HTTP server. alive, ready: called at each request; refresh: sets gauges before they are read."""
 
     def __init__(self, alive: Callable[[], bool], ready: Callable[[], bool], refresh: Callable[[], None]) -> None:
         self._refresh = refresh
@@ -28,7 +28,7 @@ class Serving:
         self._made, self._made_at = b"", float("-inf")
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Errors: OSError."""
+        """Listen and return the port. Errors: OSError."""
         await self._runner.setup()
         self._listener = await asyncio.get_running_loop().create_server(self._client, host, port)
         return int(self._listener.sockets[0].getsockname()[1])

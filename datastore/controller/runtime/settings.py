@@ -10,28 +10,28 @@ class RuntimeSettings:
     """Read from the command line in __main__; nothing else reads it."""
 
     namespaces: tuple[str, ...] = ()
-    """Only these and its own; empty: the whole cluster."""
+    """The namespaces to serve, with the controller's own; empty: the whole cluster."""
     namespace: str = "datastore-system"
-    """The controller's own: its Lease is there."""
+    """The controller's own namespace, where its Lease is."""
     identity: str = "datastore-controller"
-    """This replica: the name of its pod."""
+    """The name of this replica: that of its pod."""
     workers: int = 16
-    """Objects worked on at once."""
+    """How many objects of each queue are worked on at once."""
     first_retry_s: float = 2.0
     retry_ceiling_s: float = 30.0
-    """A failure is tried again after first_retry_s, doubling up to this, for as long as the object is there."""
+    """A failure is retried after first_retry_s, then after twice as long up to this, while the object exists."""
     port: int = 8080
-    """/livez, /readyz and /metrics; 0: any free port."""
+    """The port of /livez, /readyz and /metrics; 0: any free port."""
 
     @property
     def watched_namespaces(self) -> tuple[str, ...]:
-        """Those to watch; empty: all. Its own is always among them: its Lease is there."""
+        """The namespaces to watch, among them the controller's own, where its Lease is; empty: all."""
         return tuple(dict.fromkeys((*self.namespaces, self.namespace))) if self.namespaces else ()
 
     def serves(self, namespace: str) -> bool:
-        """Whether objects of this namespace are ours."""
+        """Whether this controller serves objects of this namespace."""
         return not self.namespaces or namespace in self.watched_namespaces
 
     def retry_after(self, failures: int) -> float:
-        """Seconds until the next try after so many failures in a row before this one."""
+        """Return seconds until the next try. failures: how many tries in a row failed before the last one."""
         return min(self.first_retry_s * 2.0 ** min(failures, 16), self.retry_ceiling_s)

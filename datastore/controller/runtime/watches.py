@@ -1,7 +1,7 @@
-"""What kopf watches for a controller: it lists, watches, lists again when a watch breaks, and logs in for that.
+"""Sets kopf up to watch for a controller: kopf logs in, lists, watches, and lists again when a watch breaks.
 
-kopf's handlers with retries are not used: they act on what changed, and our controllers act on what is. Each event goes
-to one plain function, which takes it into an informer store and puts a key on a queue.
+kopf's handlers with retries are not used: they act on changes, and our controllers act on the present state. Each event
+goes to one plain function, which takes it into an informer store and puts a key on a queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """A kind of object, and who is told of each event ({"type": ..., "object": ...}). Selectors: '' for all."""
+    """A kind to watch. tell: gets each event ({"type": ..., "object": ...}). labels, fields: selectors, '' for all."""
 
     resource: Resource
     tell: Callable[[Raw], None]
@@ -30,7 +30,7 @@ class Watch:
 
 
 def registry(watches: Sequence[Watch]) -> kopf.OperatorRegistry:
-    """kopf's table of who is told what."""
+    """Return kopf's registry with a handler for each watch."""
     made = kopf.OperatorRegistry()
     for watch in watches:
         group, _, version = watch.resource.api_version.rpartition("/")
@@ -41,7 +41,7 @@ def registry(watches: Sequence[Watch]) -> kopf.OperatorRegistry:
 
 
 def operator_settings(watches: Sequence[Watch]) -> kopf.OperatorSettings:
-    """kopf's settings."""
+    """Return kopf's settings."""
     made = kopf.OperatorSettings()
     # Neither CRDs nor namespaces are watched: what we serve is fixed, and the right to list them is not asked for.
     made.scanning.disabled = True
@@ -61,7 +61,7 @@ def operator_settings(watches: Sequence[Watch]) -> kopf.OperatorSettings:
 
 
 def _login(**_: object) -> kopf.ConnectionInfo | None:
-    """The pod's service account, else KUBECONFIG, as our own requests have it."""
+    """Log in by the pod's service account, else KUBECONFIG, like our own requests."""
     settings = kopf.OperatorSettings()
     pod = kopf.login_with_service_account(logger=log, settings=settings)
     return pod or kopf.login_with_kubeconfig(logger=log, settings=settings)

@@ -1,1 +1,1 @@
-"""The controller of Servings: a version of a model behind one address. It reads no storage and no Secret."""
+"""The controller of Servings, each a version of a model behind one address. It reads no storage and no Secret."""

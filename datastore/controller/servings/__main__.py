@@ -1,4 +1,4 @@
-"""`python -m datastore.controller.servings`: the controller of Servings, with its command line and environment."""
+"""`python -m datastore.controller.servings`: the process of the controller of Servings."""
 
 from __future__ import annotations
 

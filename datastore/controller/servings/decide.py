@@ -1,4 +1,4 @@
-"""The core: from what a Serving asks for and what is observed to what to do next. Pure and level-triggered."""
+"""Decides from a Serving's spec and the observed objects what to do next. Pure and level-triggered."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _STUCK = frozenset(
         "RunContainerError",
     }
 )
-"""Why a container waits for a person. Source: kubernetes, pkg/kubelet/images and pkg/kubelet/container."""
+"""Reasons of waiting containers that need a person. Source: kubernetes, pkg/kubelet/images, pkg/kubelet/container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that decide() knows. None: there is no such object. image: in which pods verify; now: RFC 3339."""
+    """All that decide() knows. None: no such object. image: the init container's, for verifying; now: RFC 3339."""
 
     serving: Raw
     model: Raw | None
     store: Raw | None
-    """The Datastore that the model says."""
+    """The Datastore that holds the Model's versions."""
     deployment: Raw | None
     service: Raw | None
     autoscaler: Raw | None
@@ -54,7 +54,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, in this order. Nothing is changed of what serves while it can't be said what is to be served."""
+    """What to do, in this order. No object is changed while it is unknown what is to be served, or a name is taken."""
 
     apply: tuple[JSON, ...] = ()
     delete: tuple[Raw, ...] = ()
@@ -63,7 +63,7 @@ class Plan:
 
 
 class Pods(NamedTuple):
-    """What the pods say. answering: with the version and specification that are wanted now, or others."""
+    """The pods' state. listed: for the status; answering: how many are Ready, whatever their version and spec are."""
 
     listed: list[JSON]
     answering: int
@@ -71,7 +71,7 @@ class Pods(NamedTuple):
 
 
 def decide(observed: Observed) -> Plan:
-    """What to do about a Serving. One that is being deleted takes what was made for it along (owner references)."""
+    """Return what to do about a Serving. On its deletion, Kubernetes deletes its objects too (owner references)."""
     pods = _looked_at(observed.pods)
     try:
         spec = _spec(observed.serving)
@@ -105,7 +105,7 @@ def decide(observed: Observed) -> Plan:
 
 
 def _spec(serving: Raw) -> ServingSpec:
-    """Errors: Mistake."""
+    """Return the validated spec. Errors: Mistake, also for a template that asks for more rights."""
     try:
         spec = Serving.model_validate(
             {name: serving[name] for name in ("apiVersion", "kind", "metadata", "spec") if name in serving}
@@ -131,7 +131,7 @@ def _spec(serving: Raw) -> ServingSpec:
 
 
 def _target(observed: Observed, spec: ServingSpec) -> Target:
-    """Errors: Mistake, while it can't be said."""
+    """Return the version to serve, with its claim. Errors: Mistake while they are not known."""
     model, name = observed.model, spec.model
     if model is None:
         raise Mistake("ModelNotFound", f"there is no Model {name} in this namespace; apply one")
@@ -156,7 +156,7 @@ def _target(observed: Observed, spec: ServingSpec) -> Target:
 
 
 def store_of(model: Raw) -> str:
-    """The Datastore that a Model says, or the default."""
+    """Return the name of the Datastore that holds a Model's versions."""
     return str((model.get("status") or {}).get("store") or model.get("spec", {}).get("store") or DEFAULT_STORE)
 
 
@@ -167,13 +167,13 @@ def _ready_message(body: Raw) -> str:
 
 
 def _as_wanted(present: Raw | None, wanted: JSON) -> bool:
-    """Whether an object is as it was asked for; what was asked for no more is seen by the annotation."""
+    """Return whether an object is as wanted; the annotation APPLIED shows a field that is no longer wanted."""
     if present is None or not holds(present["metadata"], wanted["metadata"]):
         return False
     spec = wanted["spec"]
     if wanted["kind"] != "Deployment":
         return holds(present["spec"], spec)
-    # The API server writes amounts of resources in its own way; that they changed the annotation says.
+    # The API server rewrites quantities of resources, so they are not compared; the annotation shows their changes.
     pod = spec["template"]["spec"]
     plain = {
         name: [{key: value for key, value in each.items() if key != "resources"} for each in pod[name]]
@@ -183,7 +183,7 @@ def _as_wanted(present: Raw | None, wanted: JSON) -> bool:
 
 
 def _looked_at(pods: Sequence[Raw]) -> Pods:
-    """What each pod really has verified and serves, and the first trouble of one."""
+    """Return what each pod has verified and serves, and the first trouble of a pod, if any has one."""
     listed: list[JSON] = []
     trouble: Finding | None = None
     for pod in sorted(pods, key=lambda each: str(each["metadata"]["name"])):
@@ -204,7 +204,7 @@ def _looked_at(pods: Sequence[Raw]) -> Pods:
 
 
 def _verified(status: Raw) -> JSON | None:
-    """What the container that verifies has reported at its end."""
+    """Return what the verifying container has reported at its end; None before its success."""
     for each in status.get("initContainerStatuses") or []:
         ended = (each.get("state") or {}).get("terminated")
         if each["name"] == VERIFY and ended and ended["exitCode"] == 0:
@@ -217,7 +217,7 @@ def _verified(status: Raw) -> JSON | None:
 
 
 def _trouble(name: str, status: Raw) -> Finding | None:
-    """What keeps a pod from answering that does not pass by itself."""
+    """Return what keeps a pod from answering and does not pass by itself; None without such a cause."""
 
     def told(reason: str, text: str) -> Finding:
         return Finding(type="Degraded", status="True", reason=reason, message=f"pod {name}: {text}"[:1000])
@@ -247,7 +247,7 @@ def _trouble(name: str, status: Raw) -> Finding | None:
 def _told(
     observed: Observed, spec: ServingSpec | None, target: Target | None, pods: Pods, mistake: Finding | None
 ) -> Plan:
-    """The status and its Events. mistake: why nothing is changed."""
+    """Return a plan of the status and its Events. mistake: why no object is changed, if so."""
     serving = observed.serving
     before = serving.get("status") or {}
     wanted = desired.replicas(spec, observed.deployment) if spec is not None else 0
@@ -300,7 +300,7 @@ def _told(
 
 
 def _complete(deployment: Raw | None, pods: Pods, target: Target, wanted: int) -> bool:
-    """Whether exactly the wanted pods are there, all with the wanted version, and all answer."""
+    """Return whether exactly the wanted number of pods is there, all with the wanted version and Ready."""
     if deployment is None:
         return False
     status, metadata = deployment.get("status") or {}, deployment["metadata"]
@@ -313,7 +313,7 @@ def _complete(deployment: Raw | None, pods: Pods, target: Target, wanted: int) -
 
 
 def _late(deployment: Raw | None) -> Finding | None:
-    """The Deployment's own word that a roll takes too long."""
+    """Return the trouble that the Deployment reports: its rollout takes too long, or its pods are refused."""
     for each in ((deployment or {}).get("status") or {}).get("conditions") or []:
         if each["type"] == "Progressing" and each["status"] == "False":
             return Finding(

@@ -1,7 +1,7 @@
 """The objects that a Serving asks for: Deployment, Service and HorizontalPodAutoscaler. Pure: mappings in and out.
 
-The pods mount the claim of the Datastore that holds the model, read-only. The first container sees the model's
-directory and verifies the version; the second one sees the version alone, at spec.path.
+The pods mount the claim of the Datastore that holds the model, read-only. The init container sees the model's directory
+and verifies the version; the serving container sees only the version, at spec.path.
 """
 
 from __future__ import annotations
@@ -22,35 +22,32 @@ JSON = dict[str, Any]
 
 MANAGER = "datastore-servings"
 APPLIED = f"{GROUP}/applied"
-"""Annotation: a digest of what we asked for, so that a field that is asked for no more is seen, too."""
+"""Annotation: a digest of the spec that was applied, which also changes when a field is no longer wanted."""
 VERIFY, SERVE, VOLUME = "verify", "serve", "store"
 STORE = "/store"
 SETTLE_S = 15
-"""A pod that goes still answers for so long, until every node has stopped to send it connections: a busy one takes
-seconds for that."""
+"""How long a deleted pod still answers; a busy node takes seconds until it sends no more connections to the pod."""
 GRACE_S = SETTLE_S + 60
-"""Until a pod that does not end is killed; for requests that take long."""
+"""How long a deleted pod may take to end before it is killed; this leaves time for long requests."""
 _TENSORFLOW_SERVING = re.compile(r"(^|/)tensorflow/serving(:[^/]*)?(@[^/]*)?$")
 _HEALTH_OF_TENSORFLOW_SERVING = "--enable_grpc_healthcheck_service=true"
 _STATUS_OF_TENSORFLOW_SERVING = "/v1/models/model"
 
 
 class Image(NamedTuple):
-    """An image, and when it is pulled."""
-
     name: str
     pull_policy: str
 
 
 class Target(NamedTuple):
-    """What is to be served: a version, and the claim of the Datastore in which it is."""
+    """What is to be served: a version, and the claim of its Datastore."""
 
     version: int
     claim: str
 
 
 def deployment(serving: Raw, spec: ServingSpec, target: Target, image: Image, present: Raw | None) -> JSON:
-    """The Deployment. present: as it is; its number of pods counts where an autoscaler chooses it."""
+    """Return the Deployment. present: as it is now; an autoscaler's number of replicas is taken from it."""
     metadata, template = serving["metadata"], spec.template
     labels = {SERVING: metadata["name"]}
     pod: JSON = {
@@ -75,7 +72,7 @@ def deployment(serving: Raw, spec: ServingSpec, target: Target, image: Image, pr
     return _of(serving, "apps/v1", "Deployment", {
         "replicas": replicas(spec, present),
         "revisionHistoryLimit": 3,
-        # A new pod answers before an old one goes.
+        # A new pod must answer before an old one is deleted.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "25%"}},
         "selector": {"matchLabels": labels},
         "template": {
@@ -89,7 +86,7 @@ def deployment(serving: Raw, spec: ServingSpec, target: Target, image: Image, pr
 
 
 def service(serving: Raw, spec: ServingSpec) -> JSON:
-    """The Service: one port, the one that the image listens on."""
+    """Return the Service, with the one port on which the image listens."""
     port = {
         "name": spec.protocol,
         "port": spec.listens,
@@ -102,7 +99,7 @@ def service(serving: Raw, spec: ServingSpec) -> JSON:
 
 
 def autoscaler(serving: Raw, spec: ServingSpec) -> JSON | None:
-    """The HorizontalPodAutoscaler; None where the number of pods is fixed."""
+    """Return the HorizontalPodAutoscaler; None when the number of pods is fixed."""
     wanted = spec.autoscaling
     if wanted is None:
         return None
@@ -116,7 +113,7 @@ def autoscaler(serving: Raw, spec: ServingSpec) -> JSON | None:
 
 
 def replicas(spec: ServingSpec, present: Raw | None) -> int:
-    """How many pods there shall be now: with an autoscaler as many as it chose, within its bounds."""
+    """Return the number of pods to ask for: with an autoscaler the number it chose, within its bounds."""
     if spec.autoscaling is None:
         return 1 if spec.replicas is None else spec.replicas
     chosen = int(present["spec"].get("replicas", 1)) if present else spec.autoscaling.min_replicas
@@ -124,12 +121,12 @@ def replicas(spec: ServingSpec, present: Raw | None) -> int:
 
 
 def endpoint(serving: Raw, spec: ServingSpec) -> str:
-    """Name and port of the Service, as pods of the cluster ask for them."""
+    """Return the Service's address, HOST:PORT, for pods of the cluster."""
     return f"{serving['metadata']['name']}.{serving['metadata']['namespace']}.svc:{spec.listens}"
 
 
 def is_ours(body: Raw, serving: Raw) -> bool:
-    """Whether an object was made for this very Serving."""
+    """Return whether an object is owned by this very Serving."""
     owners = body["metadata"].get("ownerReferences") or []
     return any(each.get("uid") == serving["metadata"]["uid"] for each in owners)
 
@@ -158,7 +155,7 @@ def _verifying(spec: ServingSpec, target: Target, image: Image) -> JSON:
 def _serving(spec: ServingSpec, target: Target) -> JSON:
     args, health_path = spec.args, spec.health_path
     if _TENSORFLOW_SERVING.search(spec.image):
-        # Its answers to health checks are off by default, and its "/" is not found.
+        # By default TensorFlow Serving answers no gRPC health check, and "/" with 404.
         if spec.protocol == "grpc" and args is None and spec.command is None:
             args = [_HEALTH_OF_TENSORFLOW_SERVING]
         if health_path == "/":
@@ -183,9 +180,9 @@ def _serving(spec: ServingSpec, target: Target) -> JSON:
         **({"args": list(args)} if args is not None else {}),
         "env": [*({"name": name, "value": value} for name, value in given.items() if name not in named), *own],
         "ports": [{"name": spec.protocol, "containerPort": spec.listens, "protocol": "TCP"}],
-        # A busy node may be late by seconds, and that is no reason to take all pods out of service at once.
+        # Answers from a busy node may be seconds late; that is no reason to take all pods out of service at once.
         "readinessProbe": {**asked, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 3},
-        # Of every image: there need be no shell in it.
+        # The kubelet's own sleep works for every image, also for one without a shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": SETTLE_S}}},
         **({"resources": spec.resources.model_dump(by_alias=True, exclude_defaults=True)} if spec.resources else {}),
         "securityContext": {"allowPrivilegeEscalation": False},
@@ -211,7 +208,7 @@ def _of(serving: Raw, api_version: str, kind: str, spec: JSON) -> JSON:
         "controller": True,
         "blockOwnerDeletion": False,
     }
-    # Without the number of pods, which an autoscaler may choose.
+    # The digest leaves out the number of pods, which an autoscaler may choose.
     asked = {name: value for name, value in spec.items() if name != "replicas"}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return {

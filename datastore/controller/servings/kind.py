@@ -1,4 +1,4 @@
-"""The controller of Servings, put together for the operator (runtime/operator.py): watches, and what follows."""
+"""The controller of Servings as a Kind for the operator (runtime/operator.py): its watches and its reconcile loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServingKind:
             self._image = Image(settings.verify_image, settings.verify_pull_policy)
 
     def watches(self) -> Sequence[Watch]:
-        """See Kind. Of what we make only that; RBAC has nothing more of these verbs but the Lease."""
+        """See Kind. Our objects are watched by label; RBAC allows list and watch of these kinds and the Lease only."""
         made = {"Deployment": DEPLOYMENTS, "Service": SERVICES, "HorizontalPodAutoscaler": AUTOSCALERS, "Pod": PODS}
         return (
             Watch(resource=SERVINGS, tell=self._serving),
@@ -68,7 +68,7 @@ class ServingKind:
         """See Kind."""
 
     async def _reconcile(self, key: Key) -> float | None:
-        """Events wake every Serving, so none wants its turn by the clock."""
+        """Bring one Serving as far as it goes now. Return None: events wake every Serving, so no timer is needed."""
         serving = self._stores["Serving"].get(key)
         if serving is None or "deletionTimestamp" in serving["metadata"]:
             return None
@@ -94,7 +94,7 @@ class ServingKind:
         return None
 
     async def _there(self, kind: str, key: Key) -> dict[str, Any] | None:
-        """An object by our name. The watch shows ours only; before we take a name we ask whether somebody has it."""
+        """Return the object of this name, ours or not; the watch shows only ours, so else the API server is asked."""
         if (known := self._stores[kind].get(key)) is not None:
             return known
         resource = {"Deployment": DEPLOYMENTS, "Service": SERVICES}[kind]
@@ -104,7 +104,7 @@ class ServingKind:
         return found
 
     async def _verify_image(self) -> Image:
-        """The image told, else that of our own pod. Errors: Unavailable."""
+        """Return the image of the settings, else of our own pod. Errors: Unavailable when there is no such pod."""
         if self._image is None:
             pod = await self._client.get(PODS, self._settings.namespace, self._settings.identity)
             if pod is None:
@@ -128,7 +128,7 @@ class ServingKind:
                 self._queue.add(key_of(each))
 
     def _datastore(self, event: Raw) -> None:
-        """The store of a Model, perhaps."""
+        """Wake the Servings of the Models whose store this Datastore is."""
         namespace, name = self._stores["Datastore"].take(event)
         for each in self._servings():
             model = self._stores["Model"].get((namespace, each["spec"].get("model", "")))
@@ -144,6 +144,6 @@ class ServingKind:
 
 
 def _serving_of(body: Raw) -> Key:
-    """The Serving that an object's label names."""
+    """Return the key of the Serving that an object's label names."""
     metadata = body["metadata"]
     return metadata.get("namespace", ""), (metadata.get("labels") or {}).get(SERVING, "")

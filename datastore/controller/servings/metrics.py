@@ -1,4 +1,4 @@
-"""What is counted of Servings, for Prometheus."""
+"""The Prometheus metrics of the controller of Servings."""
 
 from __future__ import annotations
 

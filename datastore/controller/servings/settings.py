@@ -9,9 +9,9 @@ from datastore.controller.runtime.settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RuntimeSettings):
-    """Read from the command line in __main__."""
+    """The settings, which __main__ reads from the command line."""
 
     identity: str = "datastore-servings"
     verify_image: str = ""
-    """Image of this project, in which each pod verifies its version before it serves; empty: that of our own pod."""
+    """Image of this project, with which each pod verifies its version before it serves; '': the controller's own."""
     verify_pull_policy: str = "IfNotPresent"

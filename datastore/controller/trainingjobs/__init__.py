@@ -1,1 +1,1 @@
-"""The controller of TrainingJobs: one Indexed Job for each role, and what is kept when they are gone."""
+"""The controller of TrainingJobs: it makes one Indexed Job for each role, and keeps the evidence when they are gone."""

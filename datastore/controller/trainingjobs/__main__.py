@@ -1,4 +1,4 @@
-"""`python -m datastore.controller.trainingjobs`: the controller of TrainingJobs, as a process."""
+"""`python -m datastore.controller.trainingjobs`: the process of the controller of TrainingJobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datastore.controller.trainingjobs.overlay import OVERLAYS
 from datastore.controller.trainingjobs.settings import Settings
 
 NAME = "datastore-training-controller"
-"""Of its Lease, ServiceAccount and Deployment."""
+"""The name of the controller's Lease, ServiceAccount and Deployment."""
 _DEFAULTS = Settings(identity=NAME)
 
 
@@ -25,7 +25,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
     parser = process.arguments("datastore.controller.trainingjobs", "TrainingJobs", _DEFAULTS)
     parser.add_argument(
         "--allow-overlay",
@@ -39,7 +38,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def settings_of(given: argparse.Namespace) -> Settings:
-    """With the environment."""
+    """Return the settings from the command line and the environment."""
     return Settings(
         **process.runtime_settings(given, _DEFAULTS),
         overlays=frozenset(given.allow_overlay),

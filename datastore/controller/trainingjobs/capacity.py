@@ -1,9 +1,8 @@
-"""Whether all replicas of a gang find room at the same time, and whether a replica ever does. Pure.
+"""Computes whether all replicas of a gang fit at the same time, and whether a replica ever fits. Pure.
 
-For a gang: first fit, the largest replica first, on what each node has left over: requests only, as the scheduler
-counts them, on nodes that nodeSelector, required node affinity and tolerations allow. Affinity between pods is not
-looked at, nor where volumes may be; a gang that does not start for such a reason gives back what it has at its start
-deadline.
+A gang is placed by first fit, the largest replica first, into what each node has left. Only requests count, as for the
+scheduler, and only nodes that nodeSelector, required node affinity and tolerations allow. Pod affinity and volume
+topology are ignored; a gang that can't start because of these gives its resources back at its start deadline.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Amounts = dict[str, Fraction]
 
 
 def lacking(jobs: Sequence[Raw], nodes: Sequence[Raw], pods: Sequence[Raw]) -> str:
-    """What does not fit, for people; '' when all replicas of these Jobs do. pods: all that have a node."""
+    """Say what does not fit, for people; '' when all replicas of these Jobs do. pods: all pods that have a node."""
     if told := too_large(jobs, nodes):
         return told
     free = {node["metadata"]["name"]: _allocatable(node) for node in nodes if _takes_pods(node)}
@@ -45,7 +44,7 @@ def lacking(jobs: Sequence[Raw], nodes: Sequence[Raw], pods: Sequence[Raw]) -> s
 
 
 def too_large(jobs: Sequence[Raw], nodes: Sequence[Raw]) -> str:
-    """What a replica of these Jobs asks for and no node has, however little runs there, for people; '' for nothing."""
+    """Say which request of a replica of these Jobs is too large even for an empty node, for people; '' for none."""
     for job in jobs:
         for resource, amount in _requests(job["spec"]["template"]["spec"]).items():
             has = {node["metadata"]["name"]: _allocatable(node).get(resource, Fraction(0)) for node in nodes}
@@ -89,7 +88,7 @@ def _of(body: Raw, name: str) -> Raw:
 
 
 def _matches(term: Raw, node: Raw) -> bool:
-    """A node selector term (core/v1): all its expressions; one without any selects nothing."""
+    """Return whether a node selector term (core/v1) selects a node: it has expressions, and all of them hold."""
     labels, fields = node["metadata"].get("labels") or {}, {"metadata.name": node["metadata"]["name"]}
     on_labels, on_fields = term.get("matchExpressions") or [], term.get("matchFields") or []
     return bool(on_labels or on_fields) and (

@@ -1,8 +1,8 @@
-"""The core: from what a TrainingJob asks for and what is observed to what to do next. Pure and level-triggered.
+"""Decides from a TrainingJob's spec and the observed objects what to do next. Pure and level-triggered.
 
-decide() knows nothing of earlier calls. What it must not forget is in the object before it is acted on: how the
-job ended (condition Succeeded or Failed) before anything is freed, and how often all was started anew
-(status.restarts) before the old Jobs go. So a controller that is killed anywhere goes on where it was.
+decide() knows nothing of earlier calls. What must not be forgotten is written into the object before it is acted on:
+how the job ended (condition Succeeded or Failed) before anything is freed, and how often all replicas were restarted
+(status.restarts) before the old Jobs are deleted. So a controller that is killed at any point goes on where it was.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ Raw = Mapping[str, Any]
 JSON = dict[str, Any]
 
 EVALUATING = "Evaluating"
-"""Reason of Running when the training has succeeded and the evaluator goes on: what is freed is not made again."""
+"""Reason of Running when the training has succeeded and the evaluator goes on: no freed Job is made again."""
 STARTING, STARTED = "Starting", "Started"
-"""Reasons of Starved=False: a gang may start since then; all of it has, and its replicas come and go by themselves. Of
-Running: a node was found for what had none; a replica has started."""
+"""Reasons of Starved=False: the gang is starting; all its replicas have started, and are no longer treated as a gang.
+Reasons of Running: the pods that had no node have one now; a replica has started."""
 REFUSED = "Refused"
-"""Reason of Saved=False: the cluster will never take a ModelVersion of it."""
+"""Reason of Saved=False: the cluster will never accept the job's ModelVersion."""
 CAPACITY_S = 15.0
-"""Until a gang that found no room is looked at again."""
+"""How soon a gang is looked at again that waits for room, or whose replicas are starting."""
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
-"""Between two starts of a gang: half of its age."""
+"""Bounds of the wait after a gang's start failed; the wait is half of the age that its Jobs had then."""
 SCHEDULERS = ("kueue.x-k8s.io/queue-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name")
-"""Labels and annotations by which another scheduler sees to it that a gang starts together."""
+"""Labels and annotations with which another scheduler starts the replicas of a gang together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """All that decide() knows of a TrainingJob.
 
-    job None: its spec can't be acted on, and invalid says why. datastores: those of its namespace by name. jobs: ours
-    by role; pods: all of the job; runs: TrainingJobs that its schedule made. collected: uids of the Jobs whose evidence
-    is in the object that stays. version: the ModelVersion of its save. board: the Job of its
-    TensorBoard; board_refused: the wish for which the cluster did not take one. room: why not all of a gang that waits
-    fits, or why no node ever has room for a replica; '' when there is room; None when not looked for.
+    job: None if its spec can't be acted on; invalid says why. datastores: those that it uses, by name. jobs: its Jobs
+    by role; pods: all its pods; runs: TrainingJobs that its schedule made. collected: uids of the Jobs whose evidence
+    is in the ConfigMap that stays. version: the ModelVersion of its save. board: the Job of its TensorBoard;
+    board_refused: the wish whose TensorBoard the cluster refused. room: why a waiting gang does not fit as a whole, or
+    why no node ever has room for a replica; '' when there is room; None when the nodes were not looked at.
     """
 
     body: Raw
@@ -72,12 +72,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, in this order. again: look again at once; after_s: at the latest then; None: when something happens.
+    """What to do, in the order of Reconciler._act(). again: decide again at once, else after after_s or at an event.
 
     make_roles: roles whose Jobs are to be made, suspended or not, with the claims of the Datastores. create: other
-    objects. ranks: pods that may start, each with its rank. look: find out whether there is room. collect: roles
-    whose evidence is to be kept. start: whether these Jobs are to run or to be suspended. save: make its ModelVersion.
-    board: the Job of a TensorBoard to make.
+    objects. ranks: pods whose rank is to be written, which lets them start. look: find out whether there is room.
+    collect: roles whose evidence is to be kept. start: Jobs to run (True) or to suspend (False). save: make the
+    ModelVersion. board: the Job of a TensorBoard to make.
     """
 
     create: tuple[JSON, ...] = ()
@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Status:
-    """The status as it becomes."""
+    """The new status, changed step by step from the old one."""
 
     seen: Observed
     fields: JSON = field(init=False)
@@ -110,15 +110,14 @@ class _Status:
         self.fields = {"phase": "Pending", "restarts": 0, **before, "observedGeneration": generation}
 
     def condition(self, kind: str) -> Raw:
-        """A condition as it is now; {} for none."""
+        """Return a condition as it is now; {} without one."""
         return next((each for each in self.fields.get("conditions") or [] if each["type"] == kind), {})
 
     def holds(self, kind: str) -> bool:
-        """Whether a condition is True."""
         return bool(self.condition(kind).get("status") == "True")
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "", since: datetime | None = None) -> None:
-        """Set a condition; its time moves when it changes between true and false, or to `since`."""
+        """Set a condition; its time becomes now when it changes between true and false, or when `since` is given."""
         before = self.condition(kind)
         status = "True" if holds else "False"
         same = before.get("status") == status
@@ -134,17 +133,17 @@ class _Status:
         self.fields["conditions"] = conditions if before else [*conditions, made]
 
     def phase(self, phase: str, message: str) -> None:
-        """The summary for people."""
+        """Set the phase and the message, the summary for people."""
         self.fields |= {"phase": phase, "message": message[:4096]}
 
     @property
     def restarts(self) -> int:
-        """How often something was started again."""
+        """How many restarts there were, of single replicas or of all together, as RunPolicy.restart says."""
         return int(self.fields.get("restarts") or 0)
 
 
 def decide(seen: Observed) -> Plan:
-    """What to do about a TrainingJob, and about its TensorBoard."""
+    """Return what to do about a TrainingJob and its TensorBoard."""
     plan = _decided(seen)
     if seen.job is None or "deletionTimestamp" in seen.body["metadata"]:
         return plan
@@ -179,7 +178,7 @@ def _board_told(board: Raw, job: str) -> str:
 
 
 def _wanted_board(seen: Observed, job: TrainingJob) -> desired.Board | None:
-    """The TensorBoard that somebody asked for, or the one of spec.tensorboard while the job runs."""
+    """Return the TensorBoard that a user asked for, else that of spec.tensorboard while the job runs, else None."""
     wish = str((seen.body["metadata"].get("annotations") or {}).get(names.BOARD, ""))
     datastore, _, path = wish.partition(" ")[0].partition("/")
     if any(each.name == datastore for each in job.spec.datastores):
@@ -195,7 +194,7 @@ def _wanted_board(seen: Observed, job: TrainingJob) -> desired.Board | None:
 
 def _decided(seen: Observed) -> Plan:
     if "deletionTimestamp" in seen.body["metadata"]:
-        return Plan()  # the cluster removes what belongs to it
+        return Plan()  # owner references: the cluster deletes what belongs to the TrainingJob
     status = _Status(seen)
     if status.holds("Succeeded") or status.holds("Failed"):
         return _wind_up(seen, status)
@@ -213,11 +212,11 @@ def _decided(seen: Observed) -> Plan:
 
 
 def shown(time: datetime) -> str:
-    """A time as the API server has it."""
+    """Return a time in the format of the API server."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# While it runs.
+# While the job runs.
 
 
 def _training(seen: Observed, job: TrainingJob, status: _Status) -> Plan:
@@ -284,14 +283,14 @@ def _not_ready(name: str, datastore: Raw | None) -> str:
 
 
 def _is_gang(job: TrainingJob) -> bool:
-    """Whether all start together or none, and no other scheduler sees to that."""
+    """Return whether all replicas start together or none, and no other scheduler ensures that."""
     templates = [template_of(job.spec, role) for role in ROLES]
     named = {name for each in templates for name in (*each.labels, *each.annotations)}
     return job.spec.gang and not any(each.scheduler_name for each in templates) and not named & set(SCHEDULERS)
 
 
 def _ranks(topology: Topology, replicas: Sequence[Replica]) -> list[tuple[Raw, int]]:
-    """The pods that wait for their rank."""
+    """Return the pods that wait for their rank, each with the rank."""
     return [
         (pod, topology.first_rank(replica.task.role) + replica.task.index)
         for replica in replicas
@@ -365,7 +364,7 @@ def _count(status: _Status, replicas: Sequence[Replica]) -> None:
 
 
 def _wanted(policy: RunPolicy, replicas: Sequence[Replica]) -> list[Replica]:
-    """Those whose success is the training's."""
+    """Return the replicas whose success is the success of the training."""
     ranked = [each for each in replicas if each.task.role in ("master", "worker")]
     return ranked[:1] if policy.success == "chief" else ranked
 
@@ -378,14 +377,14 @@ def _trained_s(seen: Observed, policy: RunPolicy, replicas: Sequence[Replica]) -
 
 
 def _end_of(decision: Finish, replicas: Sequence[Replica], now: datetime) -> datetime:
-    """When the training ended: with the last replica that ended by itself, unless it was ended."""
+    """Return when the training ended: when its last replica ended, or now if the controller ends it."""
     if decision.reason in ("EvaluatorEnded", "DeadlineExceeded"):
         return now
     return max((each.ended_at for each in replicas if each.ended_at), default=now)
 
 
 def _given_up(jobs: Mapping[str, Raw]) -> Finish | None:
-    """A Job that the cluster itself has failed, though its pods do not say why: they were removed by somebody."""
+    """Return the verdict on a Job that Kubernetes marked as failed though no pod tells why: its pods were deleted."""
     for job in jobs.values():
         for each in (job.get("status") or {}).get("conditions") or []:
             if each["type"] == "Failed" and each["status"] == "True":
@@ -395,7 +394,7 @@ def _given_up(jobs: Mapping[str, Raw]) -> Finish | None:
 
 
 def _as_released(replicas: Sequence[Replica], policy: RunPolicy, missing: Sequence[str]) -> list[Replica]:
-    """The training has succeeded: whose Job is gone was freed, or has succeeded before."""
+    """Return the replicas after the training's success: one whose Job is gone has succeeded before, or was freed."""
     wanted = [each.task for each in _wanted(policy, replicas)]
     return [
         Replica(state=TaskState(task=each.task, state=State.SUCCEEDED if each.task in wanted else State.FREED))
@@ -434,7 +433,7 @@ def _restart_all(
 
 
 def _gang(seen: Observed, job: TrainingJob, status: _Status, replicas: Sequence[Replica]) -> Plan | None:
-    """Start all replicas or none; None while they start and have time left for that."""
+    """Start all replicas together or none; return None while they are starting and their deadline is not over."""
     jobs = list(seen.jobs.values())
     made = time_of(min(each["metadata"]["creationTimestamp"] for each in jobs)) or seen.now
     waits = [each for each in jobs if each["spec"].get("suspend")]
@@ -478,11 +477,11 @@ def _start_gang(status: _Status, jobs: Sequence[Raw]) -> Plan:
     return Plan(start=tuple((each, True) for each in jobs), status=status.fields, again=True)
 
 
-# The end.
+# The end of the job.
 
 
 def _verdict(seen: Observed, status: _Status, decision: Finish, ended: datetime) -> Plan:
-    """Say how it ended, before anything is freed."""
+    """Record how the job ended, before anything is freed."""
     kind = "Succeeded" if decision.succeeded else "Failed"
     status.set(kind, True, decision.reason, decision.message)
     status.fields["completionTime"] = shown(ended)
@@ -492,7 +491,7 @@ def _verdict(seen: Observed, status: _Status, decision: Finish, ended: datetime)
 
 
 def _wind_up(seen: Observed, status: _Status) -> Plan:
-    """It has succeeded or failed: free everything, then say so, then delete it when its time has come."""
+    """After success or failure: free everything, report that, save the result, and delete the job after its TTL."""
     kind = "Succeeded" if status.holds("Succeeded") else "Failed"
     verdict = status.condition(kind)
     if seen.jobs or active(seen.pods):
@@ -508,7 +507,7 @@ def _wind_up(seen: Observed, status: _Status) -> Plan:
         return Plan()
     told: JSON = {}
     if seen.job.spec.save is not None and status.holds("Succeeded"):
-        # Nothing of it runs any more, so what its processes had open is closed.
+        # None of its processes runs any more, so all files that they wrote are closed.
         if "modelVersion" not in status.fields and status.condition("Saved").get("reason") != REFUSED:
             return Plan(save=True, status=status.fields, again=True)
         _saved(seen, status)
@@ -521,7 +520,7 @@ def _wind_up(seen: Observed, status: _Status) -> Plan:
 
 
 def _saved(seen: Observed, status: _Status) -> None:
-    """What became of its ModelVersion. One that was deleted since is not made again."""
+    """Report the state of the job's ModelVersion. A ModelVersion that was deleted is not made again."""
     found = (seen.version or {}).get("status") or {}
     if found.get("phase") == "Ready":
         model = (seen.version or {})["spec"]["model"]
@@ -532,14 +531,14 @@ def _saved(seen: Observed, status: _Status) -> None:
 
 
 def save_begun(body: Raw, status: JSON, now: datetime) -> JSON:
-    """The status with the ModelVersion that was made."""
+    """Return the status with the name of the new ModelVersion, and Saved=False for now."""
     made = names.version_name(body["metadata"]["name"], body["metadata"]["uid"])
     told = with_saved(status, SAVING, f"ModelVersion {made} saves it", now)
     return {**told, "modelVersion": made}
 
 
 def with_saved(status: JSON, reason: str, message: str, now: datetime) -> JSON:
-    """The status with condition Saved=False."""
+    """Return the status with condition Saved=False."""
     others = [each for each in status.get("conditions") or [] if each["type"] != "Saved"]
     made = {"type": "Saved", "status": "False", "reason": reason, "message": message[:4096]}
     return {**status, "conditions": [*others, {**made, "lastTransitionTime": shown(now)}]}
@@ -570,14 +569,14 @@ def _freed(seen: Observed, status: _Status, reason: str, seconds: float | None) 
 
 
 def _free(seen: Observed, status: _Status, jobs: Sequence[Raw], pods: Sequence[Raw]) -> Plan:
-    """Keep the evidence of these Jobs, then delete them and end their pods. The events of what goes wake us."""
+    """Keep the evidence of these Jobs, then delete them and their pods. The deletions' events cause the next step."""
     unkept = [each for each in jobs if each["metadata"]["uid"] not in seen.collected]
     if unkept:
         return Plan(collect=frozenset(each["metadata"]["labels"][names.ROLE] for each in unkept), again=True)
     here = [each for each in (*jobs, *active(pods)) if "deletionTimestamp" not in each["metadata"]]
     if seen.collected:
         status.fields["evidence"] = names.evidence_name(seen.body["metadata"]["name"])
-    # Pods stay until their processes have ended, which their events tell.
+    # A pod stays until its processes have ended; an event tells its end.
     return Plan(delete=tuple(here), status=status.fields, again=any(each in here for each in jobs), after_s=1.0)
 
 
@@ -589,7 +588,7 @@ def _told(seen: Observed, status: _Status, after_s: float | None = None) -> Plan
 
 
 def _scheduled(seen: Observed, job: TrainingJob, status: _Status) -> Plan:
-    """Each time makes a TrainingJob of its own; one that comes while the last one runs is left out."""
+    """Make a TrainingJob at each time of the schedule; leave a time out while an earlier run has not ended."""
     if status.fields["phase"] == "Suspended":
         status.set("Suspended", False, "Resumed")
     following = shown(schedule.next_run(job, seen.now))

@@ -1,6 +1,6 @@
 """The objects that a TrainingJob asks for. Pure: a job in, mappings out.
 
-All of them belong to the TrainingJob, so the cluster removes them with it; nothing of ours runs in a pod.
+The TrainingJob owns all but the ModelVersion, so the cluster deletes them with it; its pods have no container of ours.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ Raw = Mapping[str, Any]
 JSON = dict[str, Any]
 
 GRACE_S = 5
-"""For the processes of what is ended, between SIGTERM and SIGKILL, as on a laptop. What a job leaves is in its
-Datastores when close returns, so it needs no long one."""
+"""The time from SIGTERM to SIGKILL, as on a laptop: short, because a file is in its Datastore when close() returns."""
 USAGE_PATH = "/run/datastore.dev/usage"
 LOGS_PATH = "/run/datastore.dev/logs"
-"""Where the volumes stand that ask the node plugin: the kubelet makes no volume that no container mounts."""
+"""Mount paths of the volumes that instruct the node plugin; the kubelet sets no volume up that no container mounts."""
 BOARD_RETRIES = 3
 BOARD_S = 12 * 3600
 _FILES_VOLUME = "framework-files"
@@ -47,19 +46,19 @@ _EXECUTABLE = 0o755
 
 
 def owner(job: TrainingJob, uid: str) -> JSON:
-    """The reference by which the cluster removes what was made for a TrainingJob."""
+    """Return the owner reference with which the cluster deletes an object together with its TrainingJob."""
     # blockOwnerDeletion would need the right to update finalizers.
     return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": uid, "controller": True}
 
 
 def metadata(job: TrainingJob, uid: str, name: str) -> JSON:
-    """Of an object that is made for a TrainingJob."""
+    """Return the metadata of an object that is made for a TrainingJob."""
     labels = {names.JOB: job.name, MANAGED_BY: MANAGER}
     return {"name": name, "namespace": job.namespace, "labels": labels, "ownerReferences": [owner(job, uid)]}
 
 
 def common(job: TrainingJob, uid: str, topology: Topology, token: str) -> list[JSON]:
-    """What the roles share: the Service, and the framework's files and token where it has some."""
+    """Return what all roles share: the headless Service, and the framework's files and token if it has them."""
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -93,11 +92,11 @@ def role_job(
     *,
     suspended: bool,
 ) -> JSON:
-    """The Indexed Job of a role. claims: Datastore -> its claim; attempt: how often all was started anew before.
+    """Return the Indexed Job of a role. claims: by Datastore; attempt: how often all roles were restarted before.
 
-    A failure of its own (exit codes 1 to 127) fails that index and leaves the others alone, so that their logs are
-    still there when the run policy ends the job; any other one, and a lost node, is tried again, unless all replicas
-    have to start again together, which is the controller's to do.
+    A failure of the program itself (exit codes 1 to 127) fails its index and leaves the others alone, so that their
+    logs are still there when the run policy ends the job. After another exit code or the loss of a node, Kubernetes
+    starts the index again, unless all replicas have to restart together: that is done by the controller.
     """
     template = template_of(job.spec, role)
     count = len(topology.of(role))
@@ -118,7 +117,7 @@ def role_job(
             "suspend": suspended,
             "podFailurePolicy": {
                 "rules": [
-                    # First: what is ended with its node may well have an exit code of its own.
+                    # This rule is first: an evicted pod may also have an exit code of 1 to 127.
                     {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                     {
                         "action": "FailIndex",
@@ -146,7 +145,7 @@ def _logs(job: TrainingJob, role: RoleName) -> dict[str, str]:
 
 
 def gated(topology: Topology, role: RoleName) -> bool:
-    """Whether the pods of a role wait until the controller has written their rank, which is not their index."""
+    """Return whether a role's pods wait until the controller has written their rank, which differs from their index."""
     return topology.first_rank(role) > 0
 
 
@@ -186,7 +185,7 @@ def _pod(job: TrainingJob, topology: Topology, role: RoleName, claims: Mapping[s
 
 
 def _log_wish() -> list[JSON]:
-    """What the node plugin is told of a pod whose whole log is wanted (csi/podlogs.py)."""
+    """Return the files that tell the node plugin of a pod whose whole log is wanted (csi/podlogs.py)."""
     told = {
         "wanted": f"metadata.annotations['{names.LOGS}']",
         "index": f"metadata.annotations['{names.INDEX}']",
@@ -223,7 +222,7 @@ def _container(job: TrainingJob, topology: Topology, role: RoleName, mounts: lis
 
 
 def environment(job: TrainingJob, topology: Topology, role: RoleName) -> list[JSON]:
-    """The variables of a role in the order in which they may refer to each other: ours, the framework's, the user's."""
+    """Return a role's variables, ours, the framework's, then the user's; each may refer to those before it."""
     framework = FRAMEWORKS[job.spec.framework]
     index = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{names.INDEX}']"}}}
     rank: JSON = {"value": "0"}
@@ -241,7 +240,7 @@ def environment(job: TrainingJob, topology: Topology, role: RoleName) -> list[JS
         found["DATASTORE_TOKEN"] = {"valueFrom": {"secretKeyRef": reference}}
     found |= {name: {"value": value} for name, value in framework.environment(topology, role).items()}
     for each in [*job.spec.env, *role_of(job.spec, role).env]:
-        found.pop(each.name, None)  # at its new place it may refer to what stands before that
+        found.pop(each.name, None)  # in its new place it may refer to all variables before it
         found[each.name] = _variable(each)
     return [{"name": name, **value} for name, value in found.items()]
 
@@ -254,7 +253,7 @@ def _variable(given: EnvironmentVariable) -> JSON:
 def _resources(job: TrainingJob, topology: Topology, role: RoleName) -> JSON:
     wanted = role_of(job.spec, role).resources or job.spec.resources
     limits = dict(wanted.limits) if wanted else {}
-    # One template serves a role: where its first task has the rest of the GPUs, all get what the others have.
+    # All replicas of a role have one pod template, so a first task with fewer GPUs gets as many as the others.
     if gpus := max(task.gpus for task in topology.of(role)):
         limits[job.spec.gpu_resource] = str(gpus)
     return {"requests": dict(wanted.requests) if wanted else {}, "limits": limits}
@@ -275,7 +274,7 @@ def _mounts(job: TrainingJob, claims: Mapping[str, str]) -> tuple[list[JSON], li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A TensorBoard that is wanted. wish: as the annotation says it, '' for that of spec.tensorboard."""
+    """A TensorBoard that is wanted. wish: the text of the annotation that asks for it; '' for spec.tensorboard."""
 
     datastore: str
     path: str
@@ -283,7 +282,7 @@ class Board:
 
 
 def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
-    """The Job of a TensorBoard. It listens on its own loopback only, where who may forward ports of pods reaches it."""
+    """Return the Job of a TensorBoard. It listens on the pod's loopback only: a port-forward to the pod reaches it."""
     template = template_of(job.spec, chief_of(job.spec))
     dumped = template.model_dump(by_alias=True, exclude_none=True, mode="json")
     image = job.spec.tensorboard.image if job.spec.tensorboard else None
@@ -325,7 +324,7 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
         "metadata": about,
         "spec": {
             "backoffLimit": BOARD_RETRIES,
-            # Nobody who asked for one and went away leaves it for ever.
+            # A TensorBoard that a user asked for and forgot is ended after this time.
             **({"activeDeadlineSeconds": BOARD_S} if board.wish else {}),
             "template": {
                 "metadata": {
@@ -339,9 +338,9 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
 
 
 def model_version(job: TrainingJob, uid: str, image: str) -> JSON:
-    """The ModelVersion of spec.save. image: what the chief's node says that it ran.
+    """Return the ModelVersion of spec.save. image: the image that the chief ran, with its digest, as its node names it.
 
-    It has no owner: what was saved outlives the job. Its name and its origin say which job it is of.
+    It has no owner, because a saved version outlives its job. Its name and its origin tell which job made it.
     """
     save = job.spec.save
     assert save is not None, "only a job that saves has one"
@@ -369,5 +368,5 @@ def model_version(job: TrainingJob, uid: str, image: str) -> JSON:
 
 
 def roles_of(topology: Topology) -> list[RoleName]:
-    """The roles that have replicas."""
+    """Return the roles that have replicas."""
     return [role for role in ROLES if topology.of(role)]

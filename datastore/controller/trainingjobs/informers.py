@@ -1,4 +1,4 @@
-"""What the controller of TrainingJobs watches, and which of them each event concerns."""
+"""What the controller of TrainingJobs watches, and which TrainingJob each event concerns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Raw = Mapping[str, Any]
 
 
 class Informers:
-    """The stores. wake: it is a TrainingJob's turn; saves_models: whether ModelVersions are looked at."""
+    """The informer stores. wake: has a TrainingJob reconciled; saves_models: whether to watch ModelVersions."""
 
     def __init__(self, wake: Callable[[Key], None], *, saves_models: bool) -> None:
         self.trainingjobs = InformerStore()
@@ -31,11 +31,11 @@ class Informers:
         }
         self._saves_models = saves_models
         self._pods_of: dict[Key, set[Key]] = {}
-        """TrainingJob -> its pods: there may be thousands of others."""
+        """The pods of each TrainingJob, so that no search among all pods, perhaps thousands, is needed."""
         self._wake = wake
 
     def watches(self) -> Sequence[Watch]:
-        """Listed and watched; of Jobs and pods only those that were made for TrainingJobs."""
+        """Return the watches; of Jobs, pods and ModelVersions only those made for TrainingJobs are watched."""
         versions = Watch(resource=VERSIONS, tell=self._version, labels=names.JOB)
         return (
             *([versions] if self._saves_models else []),
@@ -46,11 +46,10 @@ class Informers:
         )
 
     def pods_of(self, key: Key) -> list[dict[str, Any]]:
-        """The pods of a TrainingJob."""
         return [pod for each in self._pods_of.get(key, ()) if (pod := self.pods.get(each)) is not None]
 
     def jobs_of(self, key: Key) -> dict[str, dict[str, Any]]:
-        """Its Jobs by role."""
+        """Return the Jobs that a TrainingJob owns, by role."""
         body = self.trainingjobs.get(key)
         found = (
             self.jobs.get((key[0], names.job_name(key[1], role))) for role in ("master", "ps", "worker", "evaluator")
@@ -62,13 +61,13 @@ class Informers:
         }
 
     def board_of(self, key: Key) -> dict[str, Any] | None:
-        """The Job of its TensorBoard."""
+        """Return the Job of a TrainingJob's TensorBoard; None when there is none of ours."""
         body, job = self.trainingjobs.get(key), self.jobs.get((key[0], names.board_name(key[1])))
         ours = body is not None and job is not None and is_owned(job, body["metadata"]["uid"])
         return job if ours else None
 
     def runs_of(self, key: Key) -> list[dict[str, Any]]:
-        """The TrainingJobs that its schedule made."""
+        """Return the TrainingJobs that the schedule of this TrainingJob made."""
         return [
             each
             for each in self.trainingjobs.values()
@@ -80,7 +79,7 @@ class Informers:
         self._wake(self.trainingjobs.take(event))
 
     def _datastore(self, event: Raw) -> None:
-        """Whoever waits for it."""
+        """Wake the TrainingJobs that use a Datastore."""
         namespace, name = self.datastores.take(event)
         for each in self.trainingjobs.values():
             used = each["spec"].get("datastores") or []
@@ -108,7 +107,7 @@ class Informers:
 
 
 def is_owned(body: Raw, uid: str) -> bool:
-    """Whether an object was made for the TrainingJob with this uid."""
+    """Return whether an object is owned by the TrainingJob with this uid."""
     return any(each.get("uid") == uid for each in body["metadata"].get("ownerReferences") or [])
 
 

@@ -25,16 +25,16 @@ from datastore.training.policy import State
 Raw = Mapping[str, Any]
 
 AT_ONCE = 8
-"""Logs that are read at the same time."""
+"""How many logs are read at the same time."""
 MARGIN_BYTES = 64 << 10
-"""Of the object, for its metadata and the list of pods."""
+"""Room in the ConfigMap for its metadata and its list of pods."""
 READ_BYTES = 4 << 20
 LINES = (2000, 100, 5)
-"""The API server cuts a log at its beginning by lines, and at its end by bytes: fewer lines where these are long."""
+"""tailLines of each try: limitBytes cuts the end of a log, so of a log with long lines fewer lines are asked for."""
 
 
 class EvidenceWriter:
-    """See the module. Errors: ApiError, Unavailable, LeaseLost; a log that can't be read is no error."""
+    """Keeps evidence, as the module says. Errors: ApiError, Unavailable, LeaseLost; an unreadable log is no error."""
 
     def __init__(self, client: Client, actor: Actor, usage: UsageCollector) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class EvidenceWriter:
         self._reading = asyncio.Semaphore(AT_ONCE)
 
     async def keep(self, job: TrainingJob, uid: str, replicas: Sequence[Replica], restarts: int, now: datetime) -> None:
-        """Add what is known of these replicas to what was kept before; what runs is about to be freed."""
+        """Add what is known of these replicas to the evidence kept before; a replica that runs is recorded as freed."""
         name = names.evidence_name(job.name)
         found = await self._client.get(CONFIGMAPS, job.namespace, name)
         before, logged = kept(found)
@@ -55,7 +55,7 @@ class EvidenceWriter:
             made = _ended(replica.evidence(restarts), now)
             old = known.get(made.name)
             if old is not None and not replica.pods:
-                continue  # its pods are gone, and it is in there
+                continue  # its pods are gone, and its evidence is kept already
             text = tail(f"{old.log if old else ''}{log}".encode(), size)
             known[made.name] = made.model_copy(update={"log": text})
         order = [task.name for task in names.cluster_topology(job).tasks]
@@ -70,7 +70,7 @@ class EvidenceWriter:
             await self._actor.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
 
     async def _logs(self, namespace: str, pods: Sequence[Raw]) -> str:
-        """The ends of the logs of the pods of one replica, the oldest first."""
+        """Return the ends of the logs of one replica's pods, the oldest first."""
         return "".join([await self._log(namespace, pod["metadata"]["name"]) for pod in pods])
 
     async def _log(self, namespace: str, pod: str) -> str:
@@ -82,7 +82,7 @@ class EvidenceWriter:
                 async with self._reading:
                     text = await self._client.text(path, query)
             except ApiError as error:
-                # 400: it never started. 404: it is gone.
+                # 400: the container never started. 404: the pod is gone.
                 return "" if error.status in (400, 404) else f"[datastore] this log could not be read: {error}\n"
             except Unavailable as error:
                 return f"[datastore] this log could not be read: {error}\n"
@@ -92,7 +92,7 @@ class EvidenceWriter:
 
 
 def bounded(evidence: Evidence) -> str:
-    """As JSON of at most TOTAL_BYTES: where the logs are full of what JSON writes longer, less of each is kept."""
+    """Return JSON that leaves room for the rest of the object; logs that grow as JSON, by escapes, are cut shorter."""
     size = LOG_BYTES
     while True:
         text = evidence.model_dump_json(by_alias=True, exclude_none=True)
@@ -104,13 +104,13 @@ def bounded(evidence: Evidence) -> str:
 
 
 def kept(found: Raw | None) -> tuple[Evidence, set[str]]:
-    """What the ConfigMap of a job has, and the uids of the pods whose logs are in it."""
+    """Return the evidence in a job's ConfigMap, and the uids of the pods whose logs are in it."""
     data = (found or {}).get("data") or {}
     try:
         evidence = Evidence.model_validate_json(data.get(names.EVIDENCE_KEY, "{}"))
         return evidence, set(json.loads(data.get(names.LOGGED_KEY, "[]")))
     except (ValidationError, ValueError):
-        return Evidence(replicas=[]), set()  # somebody edited it
+        return Evidence(replicas=[]), set()  # somebody has edited the ConfigMap
 
 
 def _ended(evidence: ReplicaEvidence, now: datetime) -> ReplicaEvidence:

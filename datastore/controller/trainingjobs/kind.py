@@ -1,4 +1,4 @@
-"""The controller of TrainingJobs, put together for the operator (runtime/operator.py)."""
+"""The controller of TrainingJobs as a Kind for the operator (runtime/operator.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of the controller of TrainingJobs. Names are an interface: docs/OPERATIONS.md lists them."""
+"""The Prometheus metrics of the controller of TrainingJobs. Names are an interface: docs/OPERATIONS.md lists them."""
 
 from __future__ import annotations
 

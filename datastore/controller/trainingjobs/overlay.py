@@ -1,4 +1,4 @@
-"""What of a pod template a user may not say by themselves: who may create TrainingJobs may run pods, no more. Pure."""
+"""The fields of a pod template that an administrator must allow; without them users can run plain pods only. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HARMLESS = frozenset({"runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootF
 
 
 def template_of(spec: TrainingJobSpec, role: str) -> PodTemplate:
-    """The template of a role: its fields win over those of spec.template."""
+    """Return the template of a role: fields of its own replace those of spec.template."""
     common, own = spec.template, role_of(spec, role).template
     if common is None or own is None:
         return own or common or PodTemplate.model_validate({})
@@ -21,7 +21,7 @@ def template_of(spec: TrainingJobSpec, role: str) -> PodTemplate:
 
 
 def refusal(spec: TrainingJobSpec, allowed: Set[str]) -> str:
-    """What is asked for and not allowed, for people; '' if all is."""
+    """Say what the templates ask for that is not allowed, for people; '' when all of it is allowed."""
     for role in ROLES:
         for overlay, what in _asked(template_of(spec, role)):
             if overlay not in allowed:
@@ -46,7 +46,7 @@ def _asked(template: PodTemplate) -> Iterator[tuple[Overlay, str]]:
 
 
 def _is_harmless(field: str, value: Any) -> bool:
-    """Whether a field only takes something away, as Pod Security's level restricted wants it."""
+    """Return whether a securityContext field only takes rights away, as Pod Security's level restricted demands."""
     if field in _HARMLESS or value is None:
         return True
     if field in ("privileged", "allowPrivilegeEscalation"):

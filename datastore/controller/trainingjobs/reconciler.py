@@ -1,4 +1,4 @@
-"""The loop around the core: observe, decide, act, again. What is remembered can be found out again after a restart."""
+"""The loop around decide(): observe, decide, act, again. All that it remembers is found out again after a restart."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 STEPS_MAX = 12
-"""Looks at one TrainingJob before others have their turn."""
+"""The most steps for one TrainingJob before others have their turn."""
 REFUSED_S = 10.0
-"""Until what the cluster refuses for now (a quota, a name that is taken) is tried again."""
+"""How soon an object is tried again that the cluster refuses for now (a quota, a name that is taken)."""
 
 
 class _Refused(Exception):
-    """The cluster does not take an object of ours. permanent: it never will."""
+    """The cluster does not accept an object of ours. permanent: it never will."""
 
     def __init__(self, message: str, *, permanent: bool) -> None:
         super().__init__(message)
@@ -57,12 +57,12 @@ class _Refused(Exception):
 
 
 class _NotSavedYet(Exception):
-    """The cluster does not take the ModelVersion of a job now."""
+    """The cluster does not accept the ModelVersion of a job now."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """Of one TrainingJob. collected: uids of the Jobs whose evidence is kept; board_refused, room: see Observed."""
+    """What is remembered of a TrainingJob between two steps. The fields besides uid: see Observed."""
 
     uid: str
     collected: frozenset[str] = frozenset()
@@ -71,7 +71,7 @@ class _Known:
 
 
 class Reconciler:
-    """Works on one TrainingJob at a time per key; many keys at once."""
+    """Reconciles TrainingJobs: many at once, but each by one task at a time."""
 
     def __init__(self, client: Client, recorder: Recorder, informers: Informers, settings: Settings) -> None:
         self._client = client
@@ -83,12 +83,12 @@ class Reconciler:
         self._known: dict[Key, _Known] = {}
 
     def phases(self) -> Counter[str]:
-        """How many TrainingJobs there are, by phase."""
+        """Count the TrainingJobs by phase."""
         bodies = self._informers.trainingjobs.values()
         return Counter((body.get("status") or {}).get("phase", "Pending") for body in bodies)
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring one TrainingJob as far as it goes now; see runtime.operator.Reconcile."""
+        """Bring one TrainingJob as far as possible now; see runtime.operator.Reconcile."""
         for _ in range(STEPS_MAX):
             body = self._informers.trainingjobs.get(key)
             if body is None:
@@ -114,7 +114,7 @@ class Reconciler:
         return 0.0
 
     def _parsed(self, body: Raw) -> tuple[TrainingJob | None, str]:
-        """The job, or why it can't be run. What runs already is not ended by an edit of what only a start looks at."""
+        """Return the job, or why it can't run. No edit of fields that count only at the start ends a job that runs."""
         try:
             job = TrainingJob.model_validate({name: body[name] for name in ("apiVersion", "kind", "metadata", "spec")})
         except ValidationError as error:
@@ -186,7 +186,7 @@ class Reconciler:
 
     async def _make(self, body: Raw, job: TrainingJob, plan: Plan) -> None:
         if why := overlay.refusal(job.spec, self._settings.overlays):
-            raise _Refused(why, permanent=True)  # edited since it was first looked at
+            raise _Refused(why, permanent=True)  # the template was edited since _parsed() checked it
         uid, topology = body["metadata"]["uid"], names.cluster_topology(job)
         policy = policy_of(job.spec, topology)
         attempt = int(plan.status.get("restarts") or 0) if policy.restart == "all" else 0
@@ -197,7 +197,7 @@ class Reconciler:
             await self._create(uid, made)
 
     async def _make_board(self, body: Raw, wanted: Raw, known: _Known) -> None:
-        """Make the Job of a TensorBoard; that the cluster does not take it is told, and hinders no training."""
+        """Make the Job of a TensorBoard; if the cluster refuses it, report that, and let the training go on."""
         try:
             await self._create(known.uid, wanted)
         except _Refused as error:
@@ -206,7 +206,7 @@ class Reconciler:
             await self._actor.tell(body, body.get("status") or {}, (event,))
 
     async def _create(self, uid: str, wanted: Raw) -> None:
-        """Make an object; one of the name that is ours is as good. Errors: _Refused."""
+        """Make an object, unless it exists and was made for this TrainingJob. Errors: _Refused."""
         resource, metadata = BY_KIND[wanted["kind"]], wanted["metadata"]
         what = f"{wanted['kind']} {metadata['name']}"
         try:
@@ -220,14 +220,14 @@ class Reconciler:
             if error.status != 409:
                 raise
         if wanted["kind"] == "Secret":
-            return  # we have no right to look into Secrets; a wrong one lets no replica start
+            return  # we may not read Secrets; with a wrong one no replica starts
         found = await self._actor.look(wanted)
         origin = ((found or {}).get("spec") or {}).get("origin") or {}
         if found is not None and not is_owned(found, uid) and origin.get("trainingJobUID") != uid:
             raise _Refused(f"{what} exists and was not made for this TrainingJob; rename one of them", permanent=False)
 
     async def _save(self, body: Raw, job: TrainingJob, plan: Plan) -> None:
-        """Make the ModelVersion of a job that has succeeded, and say so."""
+        """Make the ModelVersion of a job that has succeeded, and write the result into its status."""
         uid, now = body["metadata"]["uid"], datetime.now(UTC)
         evidence, _ = kept(await self._client.get(CONFIGMAPS, job.namespace, names.evidence_name(job.name)))
         images = [each.image for each in evidence.replicas if each.role in ("master", "worker")]
@@ -254,7 +254,7 @@ class Reconciler:
         await self._actor.tell(body, status, () if before.get("message") == message else (event,))
 
     async def _room(self, jobs: Mapping[str, Raw]) -> str:
-        """Why not all of a gang that waits fits, or else why a replica never will; '' also when we may not look."""
+        """Return why a waiting gang does not fit, or else why a replica never will; '' also if we may not look."""
         waits = [each for each in jobs.values() if each["spec"].get("suspend")]
         try:
             nodes = await self._client.list(NODES, "")
@@ -282,7 +282,7 @@ class Reconciler:
         if body.get("kind") == KIND:
             await self._actor.delete(body)
         elif "containers" in body["spec"]:
-            # It stays in the store: it is there until its processes have ended, which the watch tells.
+            # The pod stays in the informer store until the watch tells that it is gone, with all its processes.
             metadata = body["metadata"]
             await self._client.delete(PODS, metadata["namespace"], metadata["name"], metadata["uid"])
         else:
@@ -291,7 +291,7 @@ class Reconciler:
 
 
 def _of_kind(body: Raw, kind: str) -> dict[str, Any]:
-    """What a list shows of an object lacks these two."""
+    """Return the body with apiVersion and kind, which the items of a list lack."""
     return {**body, "apiVersion": BY_KIND[kind].api_version, "kind": kind}
 
 

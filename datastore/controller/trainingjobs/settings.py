@@ -9,9 +9,9 @@ from datastore.controller.runtime.settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RuntimeSettings):
-    """Read from the command line in __main__."""
+    """The settings, which __main__ reads from the command line and the environment."""
 
     overlays: frozenset[str] = frozenset()
-    """What of overlay.OVERLAYS users may put into the template of their pods."""
+    """Those of overlay.OVERLAYS that users may put into the templates of their pods."""
     saves_models: bool = False
-    """Whether the component models is there, which saves what a job has made."""
+    """Whether the component models is installed, which saves the results of jobs (spec.save)."""

@@ -1,8 +1,8 @@
-"""What the replicas of TrainingJobs use: from what the node plugins tell into the object that a job's owner may read.
+"""Copies what the replicas of TrainingJobs use from the node plugins' reports to an object that a job's owner may read.
 
-A node plugin tells of all pods of its node, of all tenants, in one ConfigMap of our own namespace (csi/podusage.py).
-Here each job gets what its own pods use, in its ConfigMap of evidence, while it runs and for the last time some
-seconds after it was freed, when its nodes have told the end.
+A node plugin reports on all pods of its node, of all tenants, in one ConfigMap of our own namespace (csi/podusage.py).
+Here the figures of a job's own pods are written into the job's ConfigMap of evidence, while it runs and for the last
+time some seconds after it was freed, when its nodes have sent the last figures.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Raw = Mapping[str, Any]
 
 REFRESH_S = 10.0
 LATE_S = 60.0
-"""How long after a job's end its nodes may still tell more."""
+"""How long after a job's end its nodes may still report more."""
 AT_ONCE = 4
 OF_KIND = {"apiVersion": API_VERSION, "kind": KIND}
 OF_CONFIGMAP = {"apiVersion": "v1", "kind": "ConfigMap"}
 
 
 class UsageCollector:
-    """See the module. Figures that can't be read now are left as they were."""
+    """Copies the figures, as the module says. Figures that can't be read now are left as they were."""
 
     def __init__(self, client: Client, informers: Informers, namespace: str) -> None:
         self._client = client
         self._informers = informers
         self._namespace = namespace
         self._newest: dict[Key, tuple[str, Used]] = {}
-        """Of each job that is looked at: its uid, and what its ConfigMap has."""
+        """For each job that is being looked at: its uid, and the figures in its ConfigMap."""
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, leading: Callable[[], bool]) -> None:
-        """Again every REFRESH_S, for as long as the process."""
+        """Refresh every REFRESH_S while this replica leads; never return."""
         while True:
             await asyncio.sleep(REFRESH_S)
             if leading():
                 await self.refresh(datetime.now(UTC))
 
     async def refresh(self, now: datetime) -> None:
-        """Bring every job that runs, or did until lately, to what the nodes tell; each node is asked once."""
+        """Update the figures of every job that runs, or ran until lately; each node's report is read once."""
         looked = [each for each in self._informers.trainingjobs.values() if _is_looked_at(each, now)]
         self._newest = {key: self._newest[key] for key in map(key_of, looked) if key in self._newest}
         several = asyncio.Semaphore(AT_ONCE)
@@ -82,11 +82,11 @@ class UsageCollector:
         await asyncio.gather(*(one(each) for each in looked))
 
     def writing(self, key: Key) -> asyncio.Lock:
-        """Whoever writes the ConfigMap of a job holds it."""
+        """Return the lock to hold while the ConfigMap of a job is written."""
         return self._locks.setdefault(key, asyncio.Lock())
 
     async def known(self, key: Key, uid: str, found: Raw | None, pods: Sequence[Raw]) -> Used:
-        """What is told of these pods by now, and of those before. found: the ConfigMap there is. Under writing(key)."""
+        """Return the figures of these and earlier pods. found: the job's ConfigMap. The caller holds writing(key)."""
         before = self._newest.get(key)
         used = before[1] if before is not None and before[0] == uid else usage.parsed(found)
         used = await self._with(used, pods, self._report)
@@ -115,7 +115,7 @@ class UsageCollector:
             self._newest[key] = (uid, after)
 
     async def _with(self, before: Used, pods: Sequence[Raw], report: Callable[[str], Awaitable[Raw]]) -> Used:
-        """before, with these pods and what is told of all of them."""
+        """Return `before` with these pods added, and the nodes' newest figures of all its pods."""
         after = before
         for pod in sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
             node, role = pod["spec"].get("nodeName", ""), (pod["metadata"].get("labels") or {}).get(names.ROLE)
