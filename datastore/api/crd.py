@@ -19,7 +19,7 @@ _WIDTH = 120
 
 
 def definition(kind: Kind) -> dict[str, Any]:
-    """The CustomResourceDefinition of a kind as a mapping."""
+    """Return the CustomResourceDefinition of a kind as a mapping."""
     version = {
         "name": VERSION,
         "served": True,
@@ -54,7 +54,7 @@ def definition(kind: Kind) -> dict[str, Any]:
 
 
 def schema(kind: Kind) -> Schema:
-    """The structural schema of the whole object, status included."""
+    """Return the structural schema of the whole object, including its status."""
     text = {"type": "string", "maxLength": 253}
     extra = kind.model.model_config.get("json_schema_extra")
     return {
@@ -73,13 +73,13 @@ def schema(kind: Kind) -> Schema:
 
 
 def text() -> str:
-    """One YAML document for each kind."""
+    """Return the YAML text of base/crd.yaml, with one document for each kind."""
     documents = [definition(kind) for kind in KINDS]
     return HEADER + yaml.safe_dump_all(documents, sort_keys=False, width=_WIDTH, allow_unicode=True)
 
 
 def path() -> Path:
-    """Where the documents are kept."""
+    """Return the path of base/crd.yaml."""
     return Path(manifests.__path__[0], "base", "crd.yaml")
 
 

@@ -1,8 +1,8 @@
 """The Datastore, `datastore.dev/v1alpha1`: one manifest for the laptop and the cluster, and all its defaults.
 
-The CRD (api/crd.py) and docs/reference/datastore.md (api/reference.py) are generated from these models: descriptions
-and rules stand here and nowhere else. `x-kubernetes-validations` are the CEL rules of the API server; whatever they
-check about one object the models check as well, what they check about a change only the API server can.
+The CRD (api/crd.py) and docs/reference/datastore.md (api/reference.py) are generated from these models, so descriptions
+and rules are only here. `x-kubernetes-validations` are the CEL rules of the API server. The models check the same of a
+single object; only the API server can check a change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLASS = "storageClassName"
 DEFAULT_NAMESPACE = "default"
 DEFAULT_CACHE_BYTES = 10 << 30
 LEAST_UPLOAD_LIMIT_BYTES = 512 << 10
-"""Eight parts wait for the pace at once, and one is given up for lost after 900 s and 1 s for each 64 KiB of it."""
+"""The lowest uploadLimit that is accepted, in bytes a second: a part of 8 MiB then takes 16 s."""
 WRITABLE_TTL_S = 1.0
 READ_ONLY_TTL_S = 60.0
 
@@ -339,12 +339,12 @@ class DatastoreSpec(Part):
 
     @property
     def backend(self) -> str:
-        """Which backend it is, as its field is called: 's3', 'nfs', ...; 'storageClassName' leaves it open."""
+        """Name of the field that is set: 's3', 'nfs', ...; 'storageClassName' if a StorageClass has the backend."""
         return next((name for name in BACKENDS if getattr(self, name) is not None), CLASS)
 
     @property
     def credentials_secret(self) -> str | None:
-        """Name of the Secret that the backend names."""
+        """The backend's credentialsSecret, if the backend has one."""
         named = self.s3 or self.sftp
         return named.credentials_secret if named else None
 
@@ -376,12 +376,11 @@ class Datastore(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name
 
     @property
     def location(self) -> str:
-        """Where the data is, as one word for people: s3://bucket/prefix, nfs://server/path, ..."""
+        """Where the data is, as a short text for people: s3://bucket/prefix, nfs://server/path, ..."""
         return location_of(self.spec)
 
     @property
@@ -398,7 +397,7 @@ class Datastore(Part):
 
 
 def location_of(spec: DatastoreSpec) -> str:
-    """Where the data is, as one word for people."""
+    """Return where the data is, as a short text for people."""
     if spec.s3:
         return f"s3://{spec.s3.bucket}/{spec.s3.prefix}"
     if spec.nfs:

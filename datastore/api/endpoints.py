@@ -1,16 +1,16 @@
-"""Whom tenants may have us ask: by which names, and at which addresses. Pure.
+"""To which servers tenants may make the controller and the nodes connect: which names and which addresses. Pure.
 
-Whoever writes a Datastore, or a pod with an inline volume, chooses a server, and the controller and the nodes send
-requests there and tell what came back. They reach more than a tenant's pod does: the node itself, a cloud's metadata
-service with the machine's keys, other tenants' services. So there are two questions.
+The author of a Datastore, or of a pod with an inline volume, chooses a server; the controller and the nodes send
+requests there and report the answers. They reach more than a tenant's pod does: the node itself, a cloud's metadata
+service with the machine's keys, other tenants' services. So two things are checked.
 
-- May this endpoint be named? With patterns (ALLOW_ENDPOINTS) only what one of them fits.
-- May this address be connected to? It is asked of each address that a host really leads to, when it is connected to, so
-  that no way to write an address and no answer of a name server gets past it. Of all ranges that hold an address the
-  smallest decides, and of two that are alike the one that allows. A host that the administrator names in full may also
-  lead to a private address or to this machine.
+- May the manifest name this endpoint? If there are patterns (ALLOW_ENDPOINTS), the endpoint must match one of them.
+- May this address be connected to? Each address to which a host really leads is checked when the connection is made, so
+  that no notation of an address and no answer of a name server evades the check. The smallest range that contains the
+  address decides; of two ranges of the same size the allowed one does. A host that the administrator names in full may
+  also lead to a private address or to this machine.
 
-On a laptop the user is his own administrator: there is no policy, and nothing is denied.
+A laptop has no administrator but the user: there is no policy, and nothing is denied.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 AWS = "https://s3.amazonaws.com"
-"""What a left out endpoint counts as."""
+"""The endpoint that is meant when a manifest names none."""
 ENVIRONMENT = ("ALLOW_ENDPOINTS", "ALLOW_RANGES", "DENY_RANGES")
-"""Variables of controller and node plugin, in the order of EndpointPolicy's fields: commas or blanks between items."""
+"""Variables of controller and node plugin, in the order of EndpointPolicy's fields; commas or blanks separate items."""
 _API_SERVER = "KUBERNETES_SERVICE_HOST"
 _TRUSTING = ("nfs://", "glusterfs://")
-"""Of servers that ask for no keys: they trust the addresses of the nodes."""
+"""Schemes of servers that ask for no keys, since they trust the addresses of the nodes."""
 _PORTS = {"http": 80, "https": 443}
 
 _METADATA = "an address of a cloud's metadata service"
@@ -54,7 +54,7 @@ NEVER: Mapping[str, str] = {
     "240.0.0.0/4": _RESERVED,
     "ff00::/8": _RESERVED,
 }
-"""Ranges that no name opens, only a range of the administrator's that is as small, and why."""
+"""Denied ranges, and why. Naming a host does not allow them, only an ALLOW_RANGES range that is at least as small."""
 INSIDE: Mapping[str, str] = {
     "127.0.0.0/8": _HERE,
     "::1/128": _HERE,
@@ -67,7 +67,7 @@ INSIDE: Mapping[str, str] = {
     "fec0::/10": _PRIVATE,
     "64:ff9b:1::/48": _PRIVATE,
 }
-"""Ranges that lead to this machine or stay inside, such as those of a cluster's pods and services, and why."""
+"""Ranges that are denied unless the administrator names the host, and why; pods and services have such addresses."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -75,9 +75,10 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointPolicy:
-    """What an administrator allows. endpoints: SCHEME://HOST[:PORT], HOST may hold `*`; empty: any may be named.
+    """What an administrator allows. Errors: ValueError for ranges of another form.
 
-    allow_ranges, deny_ranges: addresses, as 10.1.2.3 or 10.0.0.0/8. Errors: ValueError for what is neither.
+    endpoints: SCHEME://HOST[:PORT], HOST may hold `*`; without patterns for S3 every S3 endpoint is allowed.
+    allow_ranges, deny_ranges: addresses and ranges such as 10.1.2.3 and 10.0.0.0/8.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -89,24 +90,23 @@ class EndpointPolicy:
             ipaddress.ip_network(text)
 
     def allows(self, endpoint: str) -> bool:
-        """Whether a tenant may name this endpoint; '' is AWS."""
+        """Return whether a tenant may name this S3 endpoint; '' is AWS."""
         patterns = [pattern for pattern in self.endpoints if not pattern.startswith(_TRUSTING)]
         return not patterns or any(_fits(endpoint or AWS, pattern) for pattern in patterns)
 
     def allows_export(self, server: str, kind: Literal["nfs", "glusterfs"] = "nfs") -> bool:
-        """Whether a tenant may name this NFS or GlusterFS server: only one that is listed, as nfs://HOST.
+        """Return whether a tenant may name this NFS or GlusterFS server: it must be listed, as nfs://HOST.
 
-        Such a server asks for no keys, it trusts the addresses of the nodes: who may name it reads what they may.
+        The server asks for no keys but trusts the nodes' addresses, so a tenant who may name it reads what they read.
         """
         scheme = f"{kind}://"
         url = f"{scheme}[{server}]" if ":" in server else scheme + server
         return any(_fits(url, pattern) for pattern in self.endpoints if pattern.startswith(scheme))
 
     def refusal(self, endpoint: str, address: str) -> str:
-        """Why this address may not be connected to, as 'a private address'; '': it may.
+        """Return why this address may not be connected to, such as 'a private address'; '' if it may.
 
-        endpoint: as the manifest names it. address: one that its host, or a bucket's name before its host, really leads
-        to, as a socket has it.
+        endpoint: as in the manifest. address: where its host, or BUCKET.HOST, really leads, as a socket shows it.
         """
         denied = {**NEVER, **dict.fromkeys(self.deny_ranges, "an address that the administrator denies")}
         if not self._names(endpoint):
@@ -118,20 +118,20 @@ class EndpointPolicy:
         return ""
 
     def _names(self, endpoint: str) -> bool:
-        """Whether the administrator names just this endpoint."""
+        """Return whether the administrator lists this very endpoint, without wildcards."""
         return any(_fits(endpoint or AWS, pattern) for pattern in self.endpoints if not set("*?") & set(pattern))
 
 
 def policy_from(environment: Mapping[str, str], *more: Sequence[str]) -> EndpointPolicy:
-    """The policy of a process in a cluster. more: items beside those of ENVIRONMENT, in its order.
+    """Return the policy of a process in a cluster. more: items besides those of the variables, in ENVIRONMENT's order.
 
-    The address of the API server is denied unless it is allowed by itself. Errors: ValueError, for a person.
+    The API server's address is denied unless this very address is allowed. Errors: ValueError with a text for people.
     """
     given = [environment.get(name, "").replace(",", " ").split() for name in ENVIRONMENT]
     for items, others in zip(given, more, strict=False):
         items += others
     server = environment.get(_API_SERVER, "")
-    with suppress(ValueError):  # none, or a name
+    with suppress(ValueError):  # not set, or a host name
         given[2].append(str(ipaddress.ip_network(server)))
     try:
         return EndpointPolicy(
@@ -158,13 +158,13 @@ def _port(parts: SplitResult) -> int | None:
 
 
 def _size(text: str, address: Address) -> int:
-    """How small a range is that holds an address, by the length of its prefix; -1: it does not."""
+    """Return how small a range is, as the length of its prefix; -1 if it does not contain the address."""
     network: Network = ipaddress.ip_network(text)
     return network.prefixlen if address.version == network.version and address in network else -1
 
 
 def _stands_for(address: Address) -> Iterator[Address]:
-    """The address, and the IPv4 addresses that packets to it are sent on to."""
+    """Yield the address, and the IPv4 addresses to which packets for it are forwarded."""
     if not isinstance(address, ipaddress.IPv6Address):
         yield address
         return

@@ -1,6 +1,7 @@
-"""One clear line for a manifest that does not fit the models: the field, what is wrong, what is right. Pure.
+"""Explains in one line why a manifest does not fit the models: which field, what is wrong, what is right. Pure.
 
-Values are shown only where a model's own check shows them; a manifest can hold a misplaced key.
+A value is shown only if the model's check shows it, or if it is a short word where only certain words are allowed: a
+manifest can hold a misplaced key.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _WANTED = {
 }
 _INDEX = re.compile(r"\[[0-9]+\]")
 _ORDER = ("extra_forbidden", "invalid_key")
-"""Reported before anything else: a misspelt field also leaves the right one missing."""
+"""Faults that are reported before all others, since a misspelt field also leaves the right field missing."""
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first fault of an object, as 'spec.s3.bucket must be text ...'."""
+    """Return the first fault of an object, such as 'spec.s3.bucket must be text ...'."""
     faults = error.errors(include_url=False, include_context=True)
     fault = min(faults, key=lambda each: (each["type"] not in _ORDER,))
     known = _known(model)
@@ -47,12 +48,12 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 @cache
 def _known(model: type[BaseModel]) -> dict[str, str]:
-    """The description of every field, by its path."""
+    """Return the description of every field, by its path."""
     return {path: schema.get("description", "") for path, schema, _ in fields_of(structural(model))}
 
 
 def similar(wrong: str, right: Sequence[str]) -> str:
-    """The one name that was probably meant, or ''; upper and lower case, '_' and '-' count as equal."""
+    """Return the name that was probably meant, or ''. The case of letters, '_' and '-' are ignored."""
     folded = {_fold(name): name for name in right}
     found = difflib.get_close_matches(_fold(wrong), list(folded), n=1, cutoff=0.7)
     return folded[found[0]] if found else ""
@@ -69,7 +70,7 @@ def _complaint(kind: str, fault: Any) -> str:
         return f"is empty; it {_WANTED[kind]}"
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "must be text; YAML reads this as a number or a truth value, so put it in quotes"
-    # pydantic's own: "Input should be ...", "List should have ..."
+    # pydantic's own texts are "Input should be ...", "List should have ..."
     return _WANTED.get(kind) or re.sub(r"^\w+ should ", "must ", str(fault["msg"]))
 
 
@@ -95,7 +96,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _shown(name: str) -> str:
-    """The name of a field as given; a strange or long one in a form that stays on its line."""
+    """Return the name of a field; one that is long or not printable is cut and escaped, to stay on its line."""
     return name if len(name) <= 64 and name.isprintable() else ascii(name[:64])
 
 

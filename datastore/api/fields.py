@@ -1,6 +1,6 @@
-"""The kinds of values a manifest holds: each with its check for people and its schema for the API server.
+"""The types of the values in a manifest, each with its check, whose errors people read, and its schema for the CRD.
 
-The text of every refusal completes "FIELD ...". Patterns are RE2 and Python alike, because the CRD carries them too.
+The text of every error completes "FIELD ...". A pattern means the same in RE2 and in Python, since the CRD has it too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ REGION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
 PLAIN_PATH_PATTERN = r"^/[^\x00-\x20\x7f,()\"'`$\\]*$"
-"""Without what separates options and words anywhere on the way to a server."""
+"""Excludes all characters that separate options or words somewhere on the way to a server."""
 MODEL_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 """A DNS label: the name of a model is also the name of objects in a cluster."""
 ALIAS_PATTERN = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
-"""Begins with a letter, so that it is never taken for a version."""
+"""An alias begins with a letter, so that it is never taken for the number of a version."""
 LATEST = "latest"
-"""Means the newest version of a model; nobody can set it."""
+"""The alias that always means the newest version of a model; a manifest can't set it."""
 CERTIFICATE_PATTERN = r"-----BEGIN CERTIFICATE-----"
 HOST_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*)$"
 KNOWN_HOSTS_PATTERN = r"(ssh-|ecdsa-|sk-)[a-z0-9@.-]+ [A-Za-z0-9+/]"
@@ -44,9 +44,9 @@ KNOWN_HOSTS_PATTERN = r"(ssh-|ecdsa-|sk-)[a-z0-9@.-]+ [A-Za-z0-9+/]"
 IPV4 = re.compile(r"[0-9]+(\.[0-9]+){3}\Z")
 MAX_METADATA_TTL_S = 86_400.0
 MAX_CERTIFICATE_BYTES = 64 << 10
-"""Of all certificates of a bundle: some forty. A controller of hundreds of Datastores has each in memory."""
+"""The limit of a bundle, some forty certificates: the controller has the bundles of all Datastores in memory."""
 MAX_PREFIX_BYTES = 900
-"""Of the 1,024 bytes of a key, the rest is for the names below the prefix."""
+"""A key has at most 1,024 bytes; the rest is for the names below the prefix."""
 
 
 class Part(BaseModel):
@@ -56,7 +56,7 @@ class Part(BaseModel):
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether the whole of `text` matches a pattern that is written with ^ and $ ($ alone lets a newline pass)."""
+    """Return whether the pattern is found in `text`. A last $ matches only at the very end, not before a newline."""
     return re.search(pattern.removesuffix("$") + (r"\Z" if pattern.endswith("$") else ""), text) is not None
 
 
@@ -81,7 +81,7 @@ def _prefix(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    # What is refused is not shown: an endpoint with credentials in it must not reach a terminal or a log.
+    # Errors don't show the value: an endpoint with credentials in it must not reach a terminal or a log.
     form = "write https://HOST[:PORT]"
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"must be a URL that starts with https:// or http://: {form}")
@@ -112,7 +112,7 @@ def _dns_name(value: str) -> str:
 
 
 def _secret_name(value: str) -> str:
-    # Not shown when wrong: someone may have put the key itself here.
+    # The error does not show the value: someone may have put the key itself here.
     if not matches(DNS_NAME_PATTERN, value) or len(value) > 253:
         raise ValueError("must be the name of a Secret (lower-case letters, digits, '-' and '.')")
     return value
@@ -169,7 +169,7 @@ def _quantity(value: object) -> int:
 
 def _duration(value: object) -> float:
     if not isinstance(value, str | int):
-        # Not a float either: the API server knows "integer or text" only.
+        # A float is an error too: the API server knows "integer or text" only.
         raise ValueError("must be a duration such as 250ms, 1s, 5m, 1h30m, or whole seconds")
     seconds = parse_duration(value)
     if seconds > MAX_METADATA_TTL_S:

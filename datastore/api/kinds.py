@@ -16,9 +16,9 @@ _AGE = ("Age", "date", ".metadata.creationTimestamp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind. module: where its fields stand. columns: name, type and JSON path of each that kubectl prints.
+    """A kind of object. columns: name, type and JSON path of each column that `kubectl get` prints.
 
-    intro: how its reference page begins, below the title.
+    intro: the beginning of the kind's reference page, below the title.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Kind:
 
     @property
     def module(self) -> str:
-        """The source file of its models, from the root of the project."""
+        """Path of the source file of the kind's models, relative to the root of the project."""
         return self.model.__module__.replace(".", "/") + ".py"
 
     @property
     def page(self) -> str:
-        """File name of its reference page."""
+        """File name of the kind's reference page."""
         return f"{self.name.lower()}.md"
 
 

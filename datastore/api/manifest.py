@@ -1,7 +1,7 @@
-"""Reading a manifest file: YAML documents in, our objects and Secrets out, or one line that says what is wrong.
+"""Reads a manifest file: turns its YAML documents into our objects and Secrets, or says in one line what is wrong.
 
-Documents of other kinds are let through unread, so one file can hold a Datastore and the Deployment that uses it. YAML
-is read as kubectl reads it, except that a field given twice is an error and a date is text.
+Documents of other kinds are ignored, so one file can hold a Datastore and the Deployment that uses it. YAML is read as
+kubectl reads it, except that a field given twice is an error and a date is text.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MODULES = {
     "ModelExport": "model",
     "Serving": "model",
 }
-"""Where the class of each kind is, whose name it has. What a file does not hold is not imported: it takes 0.1 s."""
+"""The module with the class of each kind, imported only for a file that has this kind: an import takes 0.1 s."""
 _SECRET = "Secret"  # noqa: S105  (the kind, not one of them)
 MAX_BYTES = 4 << 20
-"""A manifest is written by a person; etcd takes 1.5 MiB an object."""
+"""The size limit of a manifest, which is written by a person; etcd takes at most 1.5 MiB for an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What one file holds."""
+    """The objects of one file."""
 
     source: str
     datastores: tuple[Datastore, ...]
@@ -53,17 +53,14 @@ class Manifest:
     model_versions: tuple[ModelVersion, ...] = ()
     servings: tuple[Serving, ...] = ()
     text: str = field(default="", repr=False)
-    """All of the file; it may hold keys."""
+    """The whole text of the file; it may hold credentials."""
 
     def pick(self, name: str | None = None, namespace: str | None = None) -> Datastore:
-        """The Datastore of this name, or the only one. Errors: InvalidManifest."""
+        """Return the Datastore of this name or, without a name, the only one. Errors: InvalidManifest."""
         return _pick(self.datastores, datastore.KIND, self.source, name, namespace)
 
     def pick_store(self, name: str | None = None) -> Datastore:
-        """The Datastore that holds models: this one, else the one named `models`, or the only one.
-
-        Errors: InvalidManifest.
-        """
+        """Return the Datastore of this name; without a name `models`, else the only one. Errors: InvalidManifest."""
         if name is None and any(each.name == DEFAULT_STORE for each in self.datastores):
             name = DEFAULT_STORE
         if name is None and len(self.datastores) > 1:
@@ -72,7 +69,7 @@ class Manifest:
         return self.pick(name)
 
     def pick_job(self, name: str | None = None) -> TrainingJob:
-        """The TrainingJob of this name, or the only one. Errors: InvalidManifest."""
+        """Return the TrainingJob of this name or, without a name, the only one. Errors: InvalidManifest."""
         return _pick(self.jobs, "TrainingJob", self.source, name, None)
 
 
@@ -97,26 +94,23 @@ def _pick(objects: Sequence[Named], kind: str, source: str, name: str | None, na
 
 
 def load(path: Path | str, wanted: str = datastore.KIND) -> Manifest:
-    """Read a file, or standard input for '-'; one object of the wanted kind, if any, must be there.
-
-    Errors: InvalidManifest.
-    """
+    """Read a file, or standard input for '-'. Errors: InvalidManifest, also without an object of the kind `wanted`."""
     text, source = _read(path)
     return parse(text, source, wanted)
 
 
 def documents(path: Path | str) -> list[Mapping[str, Any]]:
-    """Every object of a file as it is, of whatever kind. Errors: InvalidManifest."""
+    """Return every object of a file as it was written, of any kind. Errors: InvalidManifest."""
     return [document for _, document in _objects(*_read(path))]
 
 
 def objects_of(manifest: Manifest) -> list[Mapping[str, Any]]:
-    """Every object of a manifest as it was written."""
+    """Return every object of a manifest as it was written."""
     return [document for _, document in _objects(manifest.text, manifest.source)]
 
 
 def _read(path: Path | str) -> tuple[str, str]:
-    """The text of a file, and what it is called in errors."""
+    """Return the text of a file, and its name for errors."""
     source = "standard input" if str(path) == "-" else str(path)
     try:
         if str(path) == "-":
@@ -135,7 +129,7 @@ def _read(path: Path | str) -> tuple[str, str]:
 
 
 def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:
-    """Parse the text of a file; `source` names it in errors; wanted: as of load. Errors: InvalidManifest."""
+    """Parse the text of a file. source: its name in errors; wanted: see load(), or ''. Errors: InvalidManifest."""
     found: dict[str, dict[tuple[str, str], Any]] = {name: {} for name in (*MODULES, _SECRET)}
     for number, document in _objects(text, source):
         where = f"{source}, document {number}"
@@ -169,7 +163,7 @@ def _add(known: dict[tuple[str, str], Any], key: tuple[str, str], value: object,
 
 
 def model_of(kind: str) -> type[BaseModel]:
-    """The class of a kind."""
+    """Return the class of a kind."""
     model: type[BaseModel] = getattr(import_module(f"datastore.api.{MODULES[kind]}"), kind)
     return model
 
@@ -178,12 +172,12 @@ def _validated(document: Mapping[str, Any], model: type[BaseModel]) -> Any:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        # No `from`: pydantic's text holds the input, and the input may hold a misplaced key.
+        # `from None`: pydantic's text holds the input, and the input may hold a misplaced key.
         raise InvalidManifest(explain(error, model)) from None
 
 
 def _kind_of(document: Mapping[str, Any]) -> str | None:
-    """Which of our kinds a document is; a near miss is an error, since it would be ignored silently otherwise."""
+    """Return which of our kinds a document is, or None. Errors: InvalidManifest for a misspelt kind or version."""
     kind, version = document.get("kind"), document.get("apiVersion")
     for key, value, ours in (("kind", kind, datastore.KIND), ("apiVersion", version, API_VERSION)):
         if not isinstance(value, str):
@@ -205,7 +199,7 @@ def _named(document: Mapping[str, Any]) -> str:
 
 
 def _objects(text: str, source: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Every object with the number of its document, the items of a v1 List one by one; empty documents are skipped."""
+    """Yield every object with the number of its document, the items of a v1 List one by one; skip empty documents."""
     for number, document in enumerate(_documents(text, source), start=1):
         if document is None:
             continue
@@ -225,7 +219,7 @@ def _documents(text: str, source: str) -> Iterator[Any]:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InvalidManifest(f"{source}{where}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, OverflowError):
-        # The texts of these quote the file.
+        # The texts of these errors quote the file.
         raise InvalidManifest(f"{source}: not valid YAML: it holds a character or a value that YAML refuses") from None
     except RecursionError:
         raise InvalidManifest(f"{source}: not a manifest: nested too deeply") from None
@@ -235,7 +229,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a field given twice and leaves dates as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Like the parent's, after a look for doubles."""
+        """Construct a mapping. Errors: ConstructorError when a field is given twice."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":

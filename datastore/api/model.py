@@ -1,8 +1,7 @@
-"""Model, ModelVersion, ModelExport and Serving, `datastore.dev/v1alpha1`: training is saved as versions, and served.
+"""Model, ModelVersion, ModelExport and Serving, `datastore.dev/v1alpha1`: trained models, kept as versions, and served.
 
-The versions themselves are in a store (docs/MODELS.md), which a laptop reads and writes as well; these objects are the
-cluster's view of it. Like the Datastore (datastore.py) these models are the one source of the CRDs and of the pages of
-docs/reference.
+The versions are kept in a store (docs/MODELS.md), which laptops read and write as well; these objects are the cluster's
+view of the store. The CRDs and the pages of docs/reference are generated from these classes, as for the Datastore.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_VERSION = 999_999_999
 MAX_REPLICAS = 1000
 DEFAULT_IMAGE = "docker.io/tensorflow/serving:2.19.1"
 DEFAULT_PATH = "/models/model/1"
-"""Where TensorFlow Serving looks for version 1 of the model named "model", which is its own default."""
+"""Where TensorFlow Serving looks for version 1 of the model "model", which it serves by default."""
 DEFAULT_PORTS = {"grpc": 8500, "http": 8501}
 DEFAULT_TARGET_PERCENT = 80
 _WHAT_IT_IS = "it says which bytes this is; make another one for others"
@@ -141,7 +140,6 @@ class Model(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name
 
     @property
@@ -249,7 +247,6 @@ class ModelVersion(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name
 
 
@@ -325,7 +322,6 @@ class ModelExport(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name
 
 
@@ -459,5 +455,4 @@ class Serving(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name

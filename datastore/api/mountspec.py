@@ -1,7 +1,7 @@
-"""The contract between who asks for a mount (the command, the CSI driver) and the mount server: one JSON document.
+"""The contract between the mount server and its callers (the command, the CSI driver): one JSON document.
 
-It is passed on standard input, never in argv or the environment, because it can hold credentials. A process refuses a
-version that is not its own, with the command that replaces it by one that is.
+It is passed on standard input, never in argv or the environment, because it can hold credentials. A mount server
+refuses another version than its own; its error names the command that replaces the server by one of the same release.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from datastore.api.source import Source, document_of, reveal, shown, source_from
 from datastore.errors import InvalidManifest
 
 VERSION = 2
-"""2: `source`, one of several kinds, in place of `s3`."""
+"""Version 2 has `source`, of one of several kinds, in place of `s3`."""
 LEAST_MEMORY_BYTES = 192 << 20
-"""With a lower ceiling a server would do nothing but let go of things."""
+"""The lowest ceiling of a server's memory; with a lower one the server would only be busy freeing memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountSpec:
-    """One mount. Sizes in bytes, times in seconds, paths absolute.
+    """One mount. Sizes are in bytes, times in seconds, and paths are absolute.
 
-    state_dir: this mount's own directory (journal, staging, node ids, control socket); cache_dir: on a laptop shared by
-    the mounts of a user; capacity_bytes 0: unlimited. attributes: see docs/SEMANTICS.md. transport: 'kernel' or
-    'libfuse'.
-    conflict: whether a close may replace what another client wrote since the open. write_back_s: how long after its
-    close a file may reach the store; 0: before the close returns.
-    upload_limit_bytes: most bytes a second that are sent to the store; 0: no limit.
-    memory_bytes: ceiling of the server's resident size. used_bytes, used_files: what is stored, as somebody has counted
-    it, for statfs; None: nobody has. metrics: HOST:PORT of a Prometheus endpoint, '' for none.
-    uid, gid, umask: owner and permissions of what the store has none for; None: who mounts, and 022. group: everything
-    is shown as of this group, which may do what the owner may (a pod's fsGroup); None: as it is.
+    state_dir: the mount's own directory (journal, staging, node ids, control socket). cache_dir: on a laptop all mounts
+    of a user share it. capacity_bytes 0: unlimited. attributes: see docs/SEMANTICS.md.
+    conflict: whether a close may replace what another client wrote since the open. write_back_s: the longest time from
+    a close until the upload begins; 0: close returns when the upload is done.
+    upload_limit_bytes: the most bytes a second that are sent to the store; 0: no limit.
+    memory_bytes: the ceiling of the server's resident size. used_bytes, used_files: what is stored, for statfs; None:
+    this has not been counted. metrics: HOST:PORT of a Prometheus endpoint, or ''.
+    uid, gid, umask: for files whose owner and mode are not in the store; None: the mount server's own uid and gid, and
+    022. group: all files are shown with this group and give it the owner's permissions (a pod's fsGroup), unless None.
     """
 
     name: str
@@ -62,10 +61,10 @@ class MountSpec:
     version: int = VERSION
 
     def to_json(self) -> str:
-        """The document, secrets included: for a pipe, not for a log or a file.
+        """Return the document with its secrets, for a pipe, never for a log or a file.
 
-        It says what differs from the defaults, so that a mount daemon that is older than the node plugin (its pods are
-        replaced by hand) takes every mount that uses nothing newer than itself.
+        Fields with their default value are left out. So a mount daemon that is older than the node plugin (its pods are
+        replaced by hand) accepts every mount that uses no field that is newer than the daemon.
         """
         defaults = {each.name: each.default for each in fields(MountSpec)}
         document = {name: value for name, value in asdict(self).items() if value != defaults[name]}
@@ -73,7 +72,7 @@ class MountSpec:
         return json.dumps(document, default=reveal)
 
     def without_secrets(self) -> dict[str, Any]:
-        """For status files and people."""
+        """Return the specification without secrets, for status files and people."""
         return asdict(self) | {"source": shown(self.source), "location": str(self.source)}
 
 

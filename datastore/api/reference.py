@@ -1,4 +1,4 @@
-"""docs/reference/KIND.md, generated from the models. `python -m datastore.api.reference DIR` writes the pages there."""
+"""Generates docs/reference/KIND.md from the models. `python -m datastore.api.reference DIR` writes the pages there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from datastore.api.schema import Schema, fields_of, structural
 
 _IMMUTABLE = "Can't be changed later in a cluster."
 _SHOWN = ("capacity", "uploadLimit")
-"""Fields with a rule that is not "never changes"; their description tells."""
+"""Fields whose validation rule does not make them immutable; their descriptions say what the rule demands."""
 
 
 def text(kind: Kind) -> str:
-    """The whole page of a kind."""
+    """Return the reference page of a kind."""
     spec = structural(kind.model)["properties"]["spec"]
     head = f"# {kind.name}\n\nGenerated from `{kind.module}` by `python -m datastore.api.reference`; do not edit.\n\n"
     parts = [head + kind.intro, *_sections("spec", spec)]
@@ -22,7 +22,7 @@ def text(kind: Kind) -> str:
 
 
 def _sections(path: str, schema: Schema) -> list[str]:
-    """A table of the fields of an object, then those of the objects in it; the same object has one table only."""
+    """Return sections for an object and the objects in it, depth first. Objects with equal fields share one section."""
     parts: list[str] = []
     places: dict[str, list[str]] = {}
     waiting = [(path, schema)]

@@ -1,4 +1,4 @@
-"""From a Datastore, the Secrets beside it and a mount point to the MountSpec of one mount. Pure: paths are given."""
+"""Makes the MountSpec of a mount from a Datastore, the Secrets beside it and a mount point. Pure: paths are given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Transport = Literal["kernel", "libfuse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directories:
-    """Where local state lives: state_root gets one directory a mount; spec.cache.dir goes before cache_dir."""
+    """Where local state is kept. state_root: has a directory for each mount. cache_dir: used without spec.cache.dir."""
 
     state_root: str
     cache_dir: str
@@ -28,10 +28,7 @@ class Directories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOptions:
-    """What the person who mounts chooses; read_only can only tighten what the manifest says.
-
-    uid, gid, umask: as in MountSpec; of a bucket only.
-    """
+    """What the caller chooses. read_only False: the manifest decides. uid, gid, umask: see MountSpec; for a bucket."""
 
     read_only: bool = False
     allow_other: bool = False
@@ -45,7 +42,7 @@ class MountOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one mount is and keeps its state; absolute paths. spec.cache.dir goes before cache_dir."""
+    """The absolute paths of one mount. cache_dir: used without spec.cache.dir."""
 
     mountpoint: str
     state_dir: str
@@ -55,7 +52,7 @@ class Place:
 def mount_spec(
     manifest: Manifest, datastore: Datastore, mountpoint: str, directories: Directories, options: MountOptions
 ) -> MountSpec:
-    """The whole contract for the mount server; `mountpoint` is absolute. Errors: InvalidManifest."""
+    """Return the MountSpec for the mount server. mountpoint: an absolute path. Errors: InvalidManifest."""
     source = source_in(manifest, datastore)
     endpoint = f"{source.endpoint} " if isinstance(source, S3Location) else ""
     where = f"{endpoint}{datastore.location}"
@@ -65,9 +62,9 @@ def mount_spec(
 
 
 def assemble(datastore: Datastore, source: Source, place: Place, options: MountOptions) -> MountSpec:
-    """The contract of one mount from its parts, every default applied; laptop and cluster alike."""
+    """Return the MountSpec of a mount on a laptop or in a cluster, with every default applied."""
     read_only = datastore.spec.read_only or options.read_only
-    # --read-only changes the defaults too: what is never written here can be seen a little later.
+    # --read-only also selects the defaults of a read-only Datastore, such as a longer metadataTTL.
     seen = datastore.model_copy(update={"spec": datastore.spec.model_copy(update={"read_only": read_only})})
     return MountSpec(
         name=datastore.name,
@@ -94,7 +91,7 @@ def assemble(datastore: Datastore, source: Source, place: Place, options: MountO
 
 
 def source_in(manifest: Manifest, datastore: Datastore) -> Source:
-    """Where the data is, with the credentials of the Secret in the same file. Errors: InvalidManifest."""
+    """Return where the data is, with the credentials of the Secret in the same file. Errors: InvalidManifest."""
     secret = _secret(manifest, datastore)
     try:
         return source_of(datastore.spec, secret)
@@ -105,9 +102,9 @@ def source_in(manifest: Manifest, datastore: Datastore) -> Source:
 
 
 def source_of(spec: DatastoreSpec, secret: SecretManifest | None) -> Source:
-    """Where the data is. secret: what the backend's credentialsSecret names; None: the mount finds its own.
+    """Return where the data is. secret: what credentialsSecret names; None: the mount finds its own credentials.
 
-    Errors: InvalidManifest for what a Secret lacks, and for what has no place yet or is another driver's.
+    Errors: InvalidManifest for a value that the Secret lacks, an export that is not made yet, or storage for pods only.
     """
     if spec.s3:
         s3 = spec.s3
@@ -141,14 +138,14 @@ def source_of(spec: DatastoreSpec, secret: SecretManifest | None) -> Source:
 
 
 def uses_own_credentials(manifest: Manifest, datastore: Datastore) -> bool:
-    """Whether credentialsSecret is set, but the file holds no Secret at all: then the user's own are asked."""
+    """Return whether credentialsSecret is set but the file has no Secret; then the user's own credentials are used."""
     return bool(datastore.spec.credentials_secret and not manifest.secrets)
 
 
 def state_name(name: str, mountpoint: str, location: str) -> str:
-    """Name of a mount's state directory: stable for the same data at the same place.
+    """Return the name of a mount's state directory, which is always the same for the same data and mount point.
 
-    The location is part of it, so that unsent changes can never reach another bucket after the manifest was edited.
+    The name depends on the location, so that unsent changes never reach another bucket after the manifest was edited.
     """
     digest = hashlib.sha256(f"{mountpoint}\0{location}".encode(errors="surrogateescape")).hexdigest()
     return f"{name[:64]}-{digest[:16]}"

@@ -1,4 +1,4 @@
-"""The kinds of objects that we ask the API server for, as it addresses them. Pure; for every client of ours."""
+"""The resources that this project requests from the API server, and their URL paths. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """The path of an object, or of the collection. Whatever a name holds stays in its segment."""
+        """Return the URL path of an object or, without a name, of the collection. Also '/' is escaped in a name."""
         root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
         space = f"/namespaces/{quote(namespace, safe='')}" if self.namespaced and namespace else ""
         one = f"/{quote(name, safe='')}" if name else ""

@@ -8,14 +8,15 @@ Rule = dict[str, str]
 
 
 def rules(*each: Rule) -> ConfigDict:
-    """The configuration of a model whose schema carries these rules."""
+    """Return the configuration of a pydantic model whose schema has these rules."""
     return ConfigDict(json_schema_extra={"x-kubernetes-validations": [{**rule} for rule in each]})
 
 
 def immutable(*fields: str, optional: tuple[str, ...] = (), why: str) -> list[Rule]:
-    """These fields never change, and the optional ones never come or go. why: completes "FIELD is immutable: ".
+    """Return rules by which fields never change; an optional one is never added or removed either.
 
-    Not `self.?x == oldSelf.?x`: the API server's cost estimate takes an optional for unbounded and refuses the rule.
+    why: completes "FIELD is immutable: ". The rules don't use `self.?x == oldSelf.?x`, because the API server's cost
+    estimate takes an optional for unbounded and refuses such a rule.
     """
     wanted = {name: f"self.{name} == oldSelf.{name}" for name in fields}
     for name in optional:

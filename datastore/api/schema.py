@@ -1,7 +1,7 @@
-"""From a pydantic model to a structural OpenAPI v3 schema, the subset that the API server takes. Pure.
+"""Turns a pydantic model into a structural OpenAPI v3 schema, the subset that the API server takes. Pure.
 
-Structural (kubernetes.io/docs: "Specifying a structural schema"): every value has a type, no $ref, anyOf only beside
-x-kubernetes-int-or-string, no additionalProperties beside properties.
+In a structural schema (kubernetes.io/docs: "Specifying a structural schema") every value has a type, there is no $ref,
+anyOf is only beside x-kubernetes-int-or-string, and additionalProperties never beside properties.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Schema = dict[str, Any]
 _ORDER = ("type", "description", "default", "enum", "required", "properties", "items")
 _DROPPED = ("title", "$defs", "const")
 NO_DEFAULT = (None, "")
-"""Defaults that mean "left out": the API server fills in nothing for them."""
+"""Defaults that mean "left out"; they are not in the schema, so that the API server does not fill them in."""
 
 
 def structural(model: type[BaseModel]) -> Schema:
-    """The schema of one model, everything inlined, fields in the order of the model."""
+    """Return the schema of one model, with all references inlined and the fields in the order of the model."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
     return _inline(raw, raw.get("$defs", {}))
 
 
 def fields_of(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema, bool]]:
-    """Every field below a schema, depth first, as (path, schema, required): ('spec.s3.bucket', {...}, True)."""
+    """Yield every field below a schema, depth first, as (path, schema, required): ('spec.s3.bucket', {...}, True)."""
     required = schema.get("required", [])
     for name, inner in schema.get("properties", {}).items():
         below = f"{path}.{name}" if path else name
@@ -52,7 +52,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _resolved(node: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """The node without $ref and "or null"; what stands beside them (a description, a default) wins."""
+    """Return the node with $ref and "or null" resolved; a description or a default beside them wins."""
     while True:
         beside = {name: value for name, value in node.items() if name not in ("$ref", "anyOf")}
         kinds = [kind for kind in node.get("anyOf", []) if kind.get("type") != "null"]

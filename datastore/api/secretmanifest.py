@@ -1,4 +1,4 @@
-"""A Kubernetes Secret in the same file, and the keys in it. Values are hidden at once; no text shows one."""
+"""Parses Kubernetes Secrets, and reads credentials from them. Values are hidden at once; no error text shows one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datastore.api.source import SSHCredentials, StaticCredentials
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
 
-# Ours first; then what other S3 drivers call them, so that a Secret made for one of those works here too.
+# Our own names come first, then those of other S3 drivers, so that a Secret made for such a driver works here too.
 ACCESS_KEY_NAMES = ("AWS_ACCESS_KEY_ID", "accessKeyID", "accessKeyId", "access_key_id", "access_key", "key_id")
 SECRET_KEY_NAMES = ("AWS_SECRET_ACCESS_KEY", "secretAccessKey", "secret_access_key", "secret_key", "access_secret")
 TOKEN_NAMES = ("AWS_SESSION_TOKEN", "sessionToken", "session_token")
@@ -33,12 +33,12 @@ _STORAGE_NAMES = frozenset(
     }
 )
 MAX_VALUE_BYTES = MAX_CERTIFICATE_BYTES
-"""A Secret may have 1 MiB; the longest of these are certificates and private keys."""
+"""The longest value that is read, such as certificates or a private key; a whole Secret may have 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretManifest:
-    """A Secret by name; its values are hidden."""
+    """A Kubernetes Secret; repr() hides its values."""
 
     name: str
     namespace: str
@@ -46,7 +46,7 @@ class SecretManifest:
 
 
 def parse_secret(document: Mapping[str, object]) -> SecretManifest:
-    """A Secret document. Errors: InvalidManifest, completing "FILE, document N: "."""
+    """Parse a Secret document. Errors: InvalidManifest, whose text completes "FILE, document N: "."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(metadata, Mapping) or not isinstance(name, str) or not name:
@@ -59,7 +59,7 @@ def parse_secret(document: Mapping[str, object]) -> SecretManifest:
 
 
 def credentials_from(secret: SecretManifest) -> StaticCredentials:
-    """The AWS keys of a Secret. Errors: InvalidManifest when one is missing or empty."""
+    """Return the AWS keys of a Secret. Errors: InvalidManifest when key id or secret key is missing or empty."""
     return StaticCredentials(
         access_key_id=_needed(secret, ACCESS_KEY_NAMES).reveal(),
         secret_access_key=_needed(secret, SECRET_KEY_NAMES),
@@ -68,11 +68,11 @@ def credentials_from(secret: SecretManifest) -> StaticCredentials:
 
 
 def ssh_credentials_from(secret: SecretManifest) -> SSHCredentials:
-    """How to log in by SSH, with the names of kubernetes.io/ssh-auth and basic-auth. Errors: InvalidManifest."""
+    """Return the SSH login of a Secret (keys of kubernetes.io/ssh-auth and basic-auth). Errors: InvalidManifest."""
     key, password = _find(secret, PRIVATE_KEY_NAMES), _find(secret, PASSWORD_NAMES)
     if key is None and password is None:
         raise InvalidManifest(f"Secret {secret.name} has neither {PRIVATE_KEY_NAMES[0]} nor {PASSWORD_NAMES[0]}")
-    # OpenSSH reads no private key without the newline at its end.
+    # OpenSSH refuses a private key without the newline at its end.
     return SSHCredentials(
         username=_needed(secret, USERNAME_NAMES).reveal(),
         private_key=None if key is None else Secret(key.reveal() + "\n"),
@@ -81,13 +81,13 @@ def ssh_credentials_from(secret: SecretManifest) -> SSHCredentials:
 
 
 def certificate_from(secret: SecretManifest) -> str:
-    """The PEM text that checks the server's certificate, or '' when the Secret has none. It is public."""
+    """Return the PEM text that the server's certificate is checked against, or '' if there is none. It is public."""
     found = _find(secret, CERTIFICATE_NAMES)
     return "" if found is None else found.reveal() + "\n"
 
 
 def for_storage(secret: SecretManifest) -> SecretManifest:
-    """The Secret with only what a backend may read of it. Errors: InvalidManifest for a value that is too long."""
+    """Return the Secret with only the values that a backend reads. Errors: InvalidManifest for one that is too long."""
     values = {name: value for name, value in secret.values.items() if name in _STORAGE_NAMES}
     for name in values:
         _find(secret, (name,))
@@ -128,6 +128,6 @@ def _decoded(key: str, value: str) -> Secret:
     try:
         return Secret(base64.b64decode("".join(value.split()), validate=True).decode())
     except (binascii.Error, ValueError):
-        # No `from`: the cause quotes the value.
+        # `from None`: the cause would quote the value.
         complaint = "is not base64 of text; plain text goes into stringData"
         raise InvalidManifest(f"data.{key} of the Secret {complaint}") from None

@@ -1,7 +1,6 @@
 """Where the data of a mount is: one class for each kind of source, with all that a mount needs to reach it.
 
-A source is a tagged value: as JSON it is `{"kind": "s3", ...}`. It can hold credentials, so a document of it is for a
-pipe or a private socket only.
+As JSON a source is `{"kind": "s3", ...}`. It can hold credentials, so its JSON is for a pipe or a private socket only.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from datastore.secret import Secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticCredentials:
-    """S3 keys from a Secret manifest; without them botocore's default chain is asked."""
+    """S3 keys from a Secret manifest; without them botocore's default chain finds the keys."""
 
     access_key_id: str
     secret_access_key: Secret
@@ -25,7 +24,7 @@ class StaticCredentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHCredentials:
-    """How to log in by SSH, from a Secret manifest; without them the user's own SSH agent, keys and configuration."""
+    """An SSH login from a Secret manifest; without it the user's own SSH agent, keys and configuration are used."""
 
     username: str = ""
     private_key: Secret | None = None
@@ -39,7 +38,7 @@ Credentials = StaticCredentials | SSHCredentials
 class S3Location:
     """Objects of a bucket. prefix is '' or ends with '/'. endpoint '' is AWS. ca_bundle is PEM text or ''.
 
-    policy: what an administrator allows who wrote this to have connected to; None: he may do that himself.
+    policy: to which servers the author of this location may make a mount connect; None: to all.
     """
 
     kind: ClassVar[Literal["s3"]] = "s3"
@@ -60,10 +59,10 @@ class S3Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NFSLocation:
-    """An exported directory, or one below it. version '': the newest that both ends know, as mount.nfs(8) has it.
+    """An exported directory, or one below it. version '': the newest that client and server know, as in mount.nfs(8).
 
-    port 0: 2049, or what the server's portmapper says; mount_port: of version 3's mount protocol, likewise.
-    options: of the kernel's mount, as mount.nfs(8) has them ("softerr", "timeo=150"); libnfs knows none of them.
+    port: 0 is 2049, or what the server's portmapper says; mount_port: likewise, for version 3's mount protocol.
+    options: for the kernel's mount, as in mount.nfs(8) ("softerr", "timeo=150"); libnfs knows none of them.
     """
 
     kind: ClassVar[Literal["nfs"]] = "nfs"
@@ -130,12 +129,12 @@ _CREDENTIALS: Mapping[str, type[Credentials]] = {"s3": StaticCredentials, "sftp"
 
 
 def credentials_of(source: Source) -> Credentials | None:
-    """The credentials that a source was given; None: it has none, or finds its own."""
+    """Return the credentials in a source; None if there are none, so that the mount finds its own if need be."""
     return source.credentials if isinstance(source, S3Location | SFTPLocation) else None
 
 
 def with_credentials(source: Source, credentials: Credentials | None) -> Source:
-    """The same place with other credentials (None: without). A source that takes none of this kind stays as it is."""
+    """Return the source with other credentials, or without any (None); unchanged if it takes none of this kind."""
     if isinstance(source, S3Location) and not isinstance(credentials, SSHCredentials):
         return replace(source, credentials=credentials)
     if isinstance(source, SFTPLocation) and not isinstance(credentials, StaticCredentials):
@@ -144,14 +143,14 @@ def with_credentials(source: Source, credentials: Credentials | None) -> Source:
 
 
 def document_of(source: Source) -> dict[str, Any]:
-    """The source as JSON's types, but for its Secrets (see reveal); what is as by default is left out."""
+    """Return the source as JSON types and Secrets (see reveal), without the fields that have their default value."""
     given = asdict(source)
     defaults = {each.name: each.default for each in fields(source) if each.default is not MISSING}
     return {"kind": source.kind, **{name: given[name] for name in given if given[name] != defaults.get(name, MISSING)}}
 
 
 def shown(source: Source) -> dict[str, Any]:
-    """The source for status files and people: without a secret."""
+    """Return the source without secrets, for status files and people."""
     document = {"kind": source.kind, **asdict(source)}
     if "credentials" in document:
         document["credentials"] = "static" if document["credentials"] else "default chain"
@@ -159,7 +158,7 @@ def shown(source: Source) -> dict[str, Any]:
 
 
 def source_from(document: Mapping[str, Any]) -> Source:
-    """What document_of made. Errors: KeyError, TypeError, ValueError for anything else."""
+    """Return the source of a document that document_of() made. Errors: KeyError, TypeError, ValueError for another."""
     given: dict[str, Any] = dict(document)
     kind = str(given.pop("kind"))
     if kind not in KINDS:
@@ -179,7 +178,7 @@ def source_from(document: Mapping[str, Any]) -> Source:
 
 
 def reveal(value: object) -> object:
-    """For json.dumps: a Secret's text; of nothing else. The result is for a pipe or a private socket."""
+    """Return a Secret's text, as `default` of json.dumps, whose result is for a pipe or a private socket."""
     if isinstance(value, Secret):
         return value.reveal()
     raise TypeError(type(value).__name__)

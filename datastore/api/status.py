@@ -1,4 +1,4 @@
-"""The status of a Datastore, written by the controller alone. Here because the CRD's schema is generated from it."""
+"""The status of a Datastore, which only the controller writes. The CRD's schema is generated from these models."""
 
 from __future__ import annotations
 

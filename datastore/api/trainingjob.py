@@ -1,7 +1,7 @@
 """The TrainingJob, `datastore.dev/v1alpha1`: a user's image and command, on one machine or many, with Datastores as
 directories. The same file runs on a laptop (`datastore job submit --local`) and in a cluster.
 
-Like the Datastore (datastore.py) these models are the one source of the CRD and of docs/reference/trainingjob.md.
+The CRD and docs/reference/trainingjob.md are generated from these models, as for the Datastore (datastore.py).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KIND = "TrainingJob"
 RoleName = Literal["master", "ps", "worker", "evaluator"]
 ROLES: tuple[RoleName, ...] = ("master", "ps", "worker", "evaluator")
 MAX_NAME = 51
-"""A pod is NAME-ROLE-INDEX, which is its host name, too, and has at most 63 letters: 51 + len("-evaluator-0")."""
+"""A pod's name is NAME-ROLE-INDEX. It is also a host name, of at most 63 characters: 51 + len("-evaluator-0")."""
 MAX_SCHEDULED_NAME = 40
-"""A run of a schedule is NAME-YYMMDDHHMM."""
+"""Each run of a schedule is a TrainingJob named NAME-YYMMDDHHMM, which may have MAX_NAME characters."""
 MAX_REPLICAS = 1000
 MAX_GPUS = 8192
 MAX_WORDS = 256
 _MAX_SECONDS = (1 << 31) - 1
-"""As in batch/v1: int32, 68 years."""
+"""The largest int32, as in batch/v1: 68 years."""
 CONDITION_TYPES = (
     "DatastoresReady",
     "Running",
@@ -82,7 +82,7 @@ def _path_of_job(value: object) -> object:
 
 
 def _schedule(value: str) -> str:
-    # What the fields may hold is checked by who knows cron (datastore.training.schedule); this is their number.
+    # This checks only how many fields there are; datastore.training.schedule checks what they hold.
     if len(value.split()) != 5:
         raise ValueError("must be five fields: minute hour day month weekday, such as '0 3 * * 1'")
     return value
@@ -339,7 +339,7 @@ _NO_FRAMEWORK = (
 
 
 def _count_rule(role: str, left_out: int) -> str:
-    """How many replicas of a role there are. left_out: where the role is not named."""
+    """Return a CEL expression for a role's number of replicas. left_out: the number when the role is not named."""
     place = f"self.roles.{role}"
     return f"(!has({place}) ? {left_out} : !has({place}.replicas) ? 1 : {place}.replicas)"
 
@@ -392,7 +392,7 @@ def _spec_rules() -> list[dict[str, str]]:
 
 
 def _without_default(schema: dict[str, Any]) -> None:
-    """The API server fills in nothing, so that who has forgotten the field is told."""
+    """Drop the default, since the rule that demands the field could not see that one is filled in by the API server."""
     del schema["default"]
 
 
@@ -545,13 +545,13 @@ class TrainingJobSpec(Part):
 
 
 def role_of(spec: TrainingJobSpec, name: str) -> Role:
-    """What is said of a role; an empty one where nothing is."""
+    """Return the Role that the spec has for a role, or an empty Role if it has none."""
     found: Role | None = getattr(spec.roles, name)
     return found or Role.model_validate({})
 
 
 def replicas_of(spec: TrainingJobSpec, name: str) -> int:
-    """How many replicas a role has, the split of spec.gpus applied."""
+    """Return how many replicas a role has. If spec.gpus is set, gpus and gpusPerTask determine the workers."""
     role: Role | None = getattr(spec.roles, name)
     if role is not None and role.replicas is not None:
         return role.replicas
@@ -658,10 +658,8 @@ class TrainingJob(Part):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
         return self.metadata.namespace

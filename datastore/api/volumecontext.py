@@ -1,10 +1,9 @@
 """The contract between the controller, which writes PersistentVolumes, and the CSI driver, which mounts them. Pure.
 
-docs/decisions/0006-volume-context.md. A volume of ours carries its Datastore's spec, as it was when the volume was
-made, as one JSON text in volumeAttributes: everything a mount needs except secrets, which come as the CSI request's own
-`secrets`, from the Secret that the PersistentVolume names. What the settings are now stands in the Datastore's
-`status.mount`, in the same form. An inline volume names a Datastore of the pod's namespace, or has the fields of
-spec.s3 one by one.
+See docs/decisions/0006-volume-context.md. The volumeAttributes of our volumes have the Datastore's spec, as it was when
+the volume was made, as one JSON text: all that a mount needs except secrets. The CSI request has the secrets, from the
+Secret that the PersistentVolume names. The present settings are in the Datastore's `status.mount`, in the same form. An
+inline volume names a Datastore of the pod's namespace, or has the fields of spec.s3 one by one.
 """
 
 from __future__ import annotations
@@ -31,12 +30,13 @@ from datastore.units import format_duration, format_quantity, parse_quantity
 DRIVER = "csi.datastore.dev"
 SPEC = "datastore.dev/spec"
 MEMORY = "datastore.dev/memory"
+"""The ceiling of the mount server's memory that the StorageClass chose, e.g. 1Gi."""
 SOURCE = "datastore.dev/source"
 """The NFS export that was made for a Datastore with `nfs: {}`, as JSON of its NFSLocation (api/source.py)."""
 CLASS = "datastore.dev/class"
-"""The StorageClass whose administrator chose server and bucket: such a volume is bound by no EndpointPolicy."""
+"""The StorageClass in which an administrator chose server and bucket; no EndpointPolicy applies to its volumes."""
 ADMINISTRATORS = (MEMORY, SOURCE, CLASS)
-"""Said in a PersistentVolume, which only administrators make; refused from whoever writes a pod."""
+"""Attributes of PersistentVolumes, which only administrators make; they are refused in a pod's inline volume."""
 REFERENCE = "datastore"
 EPHEMERAL = "csi.storage.k8s.io/ephemeral"
 CACHE_SIZE = "cacheSize"
@@ -50,13 +50,13 @@ _IDENTITY = {
     "sftp": frozenset({"host", "path", "port"}),
     "glusterfs": frozenset({"volume", "path"}),
 }
-"""The backends that we mount, and which of their fields say which data it is (api/datastore.py: immutable)."""
+"""The backends that the driver mounts, and those of their fields that locate the data, which never change."""
 _TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeHandle:
-    """Which Datastore a volume is of: `<namespace>/<name>/<uid>`, unique in a cluster and over time."""
+    """The handle of a Datastore's volume: `<namespace>/<name>/<uid>`, unique in a cluster and over time."""
 
     namespace: str
     name: str
@@ -67,7 +67,7 @@ class VolumeHandle:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Errors: InvalidManifest for a handle that is not ours (an inline volume's `csi-<hash>`, say)."""
+        """Parse a handle. Errors: InvalidManifest for one of another form, such as an inline volume's `csi-<hash>`."""
         parts = text.split("/")
         if len(parts) != 3 or not all(parts):
             raise InvalidManifest(f"volume handle {text!r} is not NAMESPACE/NAME/UID of a Datastore")
@@ -82,7 +82,7 @@ class Reference:
 
 
 def settings_of(spec: DatastoreSpec) -> dict[str, Any]:
-    """What a mount needs of a spec, as JSON's types: the same for the same spec. For SPEC and `status.mount.spec`."""
+    """Return what a mount needs of a spec, as JSON types, for SPEC and `status.mount.spec`; equal for equal specs."""
     document = spec.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
     settings = {name: value for name, value in document.items() if name not in _NOT_FOR_MOUNTS}
     for backend in _IDENTITY.keys() & settings.keys():
@@ -99,7 +99,7 @@ def settings_of(spec: DatastoreSpec) -> dict[str, Any]:
 def to_context(
     spec: DatastoreSpec, *, memory: str = "", source: NFSLocation | None = None, class_name: str = ""
 ) -> dict[str, str]:
-    """volumeAttributes of a PersistentVolume. memory: see MEMORY; source: see SOURCE; class_name: see CLASS."""
+    """Return the volumeAttributes of a PersistentVolume: the spec and, if any, MEMORY, SOURCE and CLASS."""
     context = {SPEC: _json(settings_of(spec))}
     if class_name:
         context[CLASS] = class_name
@@ -111,15 +111,15 @@ def to_context(
 
 
 def identity_of(context: Mapping[str, str]) -> dict[str, str]:
-    """The part of a volume's context that was written with it and never changes."""
+    """Return the part of a volume's context that the controller wrote when the volume was made; it never changes."""
     return {name: context[name] for name in (SPEC, *ADMINISTRATORS) if name in context}
 
 
 def with_settings(context: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str]:
-    """A volume's context with the settings of its Datastore's `status.mount`: {"spec": ..., "memory": ...}.
+    """Return a volume's context with the settings in its Datastore's `status.mount`: {"spec": ..., "memory": ...}.
 
-    Which data it is, the volume says alone: what was written to it never reaches another place. Errors: InvalidManifest
-    when they are of another backend, or have another form.
+    The location of the data stays the volume's own, so that data written to the volume never reaches another place.
+    Errors: InvalidManifest when the settings are of another backend, or have another form.
     """
     own, spec, memory = _document(context.get(SPEC, "")), settings.get("spec"), settings.get("memory")
     backend = next(iter(_IDENTITY.keys() & own.keys()), "")
@@ -134,10 +134,10 @@ def with_settings(context: Mapping[str, str], settings: Mapping[str, Any]) -> di
 
 
 def from_context(context: Mapping[str, str]) -> DatastoreSpec | Reference:
-    """What a volume is, from its volumeAttributes. Errors: InvalidManifest, naming the field; never a host path.
+    """Return what a volume's volumeAttributes describe. Errors: InvalidManifest, which names the field.
 
-    What the kubelet adds (csi.storage.k8s.io/...) is left out, and so are ADMINISTRATORS. cache.dir and backends
-    that are no volume of this driver are refused: whoever writes a pod chooses no directory of the node.
+    Attributes of the kubelet (csi.storage.k8s.io/...) and ADMINISTRATORS are left out. cache.dir and backends that this
+    driver does not mount are refused, so that the author of a pod can't choose a directory of the node.
     """
     given = {
         name: value for name, value in context.items() if not name.startswith(_KUBELET) and name not in ADMINISTRATORS
@@ -158,7 +158,7 @@ def from_context(context: Mapping[str, str]) -> DatastoreSpec | Reference:
 
 
 def memory_of(text: str) -> int:
-    """The ceiling of one mount server's memory that an administrator chose, bytes. Errors: InvalidManifest."""
+    """Return the ceiling of a mount server's memory that an administrator chose, in bytes. Errors: InvalidManifest."""
     try:
         size_bytes = parse_quantity(text)
     except ValueError as error:
@@ -178,11 +178,11 @@ def mount_spec(
     memory_bytes: int = 512 << 20,
     policy: EndpointPolicy | None = None,
 ) -> MountSpec:
-    """The contract of one mount. `context` and `secrets` as in the CSI request; see from_context for a Reference.
+    """Return the MountSpec of a volume. context, secrets: of the CSI request; a Reference has been looked up before.
 
-    read_only: as the pod or the access mode says; it only tightens. memory_bytes: where the volume has no MEMORY of its
-    own. policy: where the volume is of no CLASS. Without secrets the node's own identity is asked, which is the
-    administrator's choice for a PersistentVolume and refused for an inline one. Errors: InvalidManifest.
+    read_only: whether the pod or the access mode demands it; the spec may demand it too. memory_bytes, policy: used if
+    the context has no MEMORY, or no CLASS. Without secrets the node's own identity is used, which an administrator may
+    choose for a PersistentVolume, but is refused for an inline volume. Errors: InvalidManifest.
     """
     spec = from_context(context)
     if isinstance(spec, Reference):
@@ -225,7 +225,7 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _spread(given: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an inline volume, one by one: those of spec.s3 and of spec have their names, and cacheSize."""
+    """Return the spec of an inline volume, whose attributes are fields of spec.s3 and of spec, and cacheSize."""
     whole = {field.alias or name for name, field in DatastoreSpec.model_fields.items()} - set(BACKENDS)
     document: dict[str, Any] = {"s3": {}}
     for name, text in given.items():
@@ -243,7 +243,7 @@ def _parsed(document: Mapping[str, Any]) -> DatastoreSpec:
     try:
         return _datastore("volume", document).spec
     except ValidationError as error:
-        # No `from`: pydantic's text holds the input.
+        # `from None`: pydantic's text holds the input.
         raise InvalidManifest(explain(error, Datastore)) from None
 
 

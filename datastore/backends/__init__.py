@@ -1,1 +1,1 @@
-"""Where data is kept, as the controller sees it: made, looked at, measured and given up."""
+"""The backends: with them the controller makes, checks, measures and releases the places where data is kept."""

@@ -1,7 +1,7 @@
-"""The contract of a backend: the place in the storage behind one Datastore. registry.py knows the kinds there are.
+"""The interface of a backend: the place in the storage behind one Datastore. registry.py has the kinds of backends.
 
-Every method is idempotent, blocks, and is bounded by deadlines; whoever calls runs it outside the event loop. Errors
-are datastore.errors.DatastoreError; nothing here retries: the reconcile loop does.
+Every method is idempotent, blocks until its deadline at most, and may not be called on an event loop. Errors are
+datastore.errors.DatastoreError; nothing here retries, since the reconcile loop does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datastore.api.status import Capabilities
 
 
 class Owner(Enum):
-    """For whom the data was made, as the ownership marker says."""
+    """For which Datastore the data was made, as the ownership marker says."""
 
     THIS = "this Datastore"
     OTHER = "another Datastore"
@@ -26,7 +26,7 @@ class Owner(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The Datastore that data is made for; the uid tells it from an earlier one of the same name."""
+    """The Datastore for which data is made; the uid distinguishes it from an earlier Datastore of the same name."""
 
     namespace: str
     name: str
@@ -43,10 +43,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The place exists and can be used.
+    """The result of ensure(): the place exists and can be used. source: what a mount shows; None: we don't mount it.
 
-    source: what a mount of it shows; None: nothing of ours mounts it. measured: known when the look cost no more than
-    it had to.
+    measured: None unless ensure() found out how much is stored without another request.
     """
 
     source: Source | None
@@ -56,7 +55,7 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """What a call of release did. done False: there is more, call again. message: for people."""
+    """The result of release(). done False: something is left to do, call again. message: for people."""
 
     done: bool
     message: str
@@ -71,50 +70,50 @@ class Policy(Enum):
 
 
 class Cluster(Protocol):
-    """Objects of the cluster, for backends that are made of them. Blocks; nothing is tried again.
+    """The cluster's objects, for backends that consist of them. Methods block, and nothing is retried.
 
-    namespace: of the controller, where the nodes' mount daemons are too.
-    Errors: AccessDenied without the right, NotFound without the namespace, InvalidRequest for what the API server does
-    not take and for an object of somebody else's, Unreachable, DeadlineExceeded.
+    namespace: of the controller and the nodes' mount daemons.
+    Errors: AccessDenied without the right, NotFound without the namespace, InvalidRequest for a body that the server
+    refuses and for an object of another owner, Throttled, ServerFault, DeadlineExceeded, and those of the client.
     """
 
     namespace: str
 
     def get(self, kind: Resource, namespace: str, name: str) -> Mapping[str, Any] | None:
-        """An object; None when it is not there."""
+        """Return an object, or None if it does not exist."""
         ...
 
     def apply(self, body: Mapping[str, Any], uid: str) -> Mapping[str, Any]:
-        """Make the object of the Datastore with this uid, or bring it to what the body says; as it is afterwards."""
+        """Create or change an object of the Datastore with this uid; return the object as it is afterwards."""
         ...
 
     def delete(self, kind: Resource, namespace: str, name: str, uid: str) -> bool:
-        """Ask for its removal; whether some of it is still there. One of somebody else's is not touched."""
+        """Delete an object of the Datastore with this uid, and no other; return False once there is none."""
         ...
 
 
 class Backend(Protocol):
-    """One Datastore's data."""
+    """The data of one Datastore."""
 
     def ensure(self) -> Ensured:
-        """Make the place as it is asked for, and look at it. Repeated: the same answer.
+        """Make the place as the spec demands, and check it. A repeated call gives the same answer.
 
-        Where the storage has limits and asks who its clients are, that includes the capacity and the clients.
+        If the storage has quotas, or lists of allowed clients, the capacity and the clients are set too.
         """
         ...
 
     def probe(self) -> Capabilities:
-        """What a directory here can do, tried on the backend itself; None where it was not tried."""
+        """Return what a directory can do, tried on the backend itself; a field is None if that was not tried."""
         ...
 
     def usage(self) -> Measured | None:
-        """How much is stored; None when that can't be known within bounds."""
+        """Return how much is stored; None when that can't be found out within the backend's bounds."""
         ...
 
     def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
-        """Give the data up by the policy. Only what carries this Datastore's marker goes.
+        """Retain, delete or archive the data, as the policy says. Data without this Datastore's marker is not touched.
 
-        go_on: asked before each step; False ends the call, with done False. Repeated: goes on where it ended, and
-        succeeds when nothing is left.
+        go_on: called before each step; when it returns False, release() returns with done False. A repeated call
+        continues there, and succeeds when nothing is left.
         """
         ...

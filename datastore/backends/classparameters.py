@@ -1,4 +1,4 @@
-"""The text of a StorageClass's parameters: truth values, and templates that every claim fills in its own way. Pure."""
+"""Parses a StorageClass's parameters: truth values, and templates that are filled in for each claim. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TRUTH = {"true": True, "false": False}
 
 
 def truth(name: str, text: str) -> bool:
-    """A parameter that is true or false. Errors: InvalidManifest."""
+    """Parse a parameter that is 'true' or 'false'. Errors: InvalidManifest."""
     if text not in _TRUTH:
         raise InvalidManifest(f"{name} must be 'true' or 'false'")
     return _TRUTH[text]
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with each ${name} replaced by its value. Errors: InvalidManifest for a name that has none."""
+    """Return the template with each ${name} replaced by its value. Errors: InvalidManifest for a name without one."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in values:
@@ -30,10 +30,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def check_unambiguous(template: str) -> None:
-    """Two different claims must not become one place: `a-b` + `c` and `a` + `b-c` would, joined by a hyphen.
-
-    Errors: InvalidManifest.
-    """
+    """Check that no two claims share a place, as `a-b` + `c`, `a` + `b-c` do with a hyphen. Errors: InvalidManifest."""
     for first, between in re.findall(r"\$\{(pvc\.name(?:space)?)\}([^$]*)(?=\$\{)", template):
         safe = "/" in between or (first == "pvc.namespace" and "." in between)
         if not safe:

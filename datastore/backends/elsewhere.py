@@ -1,4 +1,4 @@
-"""Backends whose data the controller does not reach: a claim of another driver, a directory of a node."""
+"""The backend of data that the controller leaves alone: a claim, a node's directory, an NFS export that exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datastore.backends.base import Ensured, Measured, Owner, Policy, Released
 
 
 class ElsewhereBackend:
-    """Nothing to make, to try or to remove from here: the cluster does it, or nobody. See Backend."""
+    """Makes, probes and removes nothing: the cluster does it, or nobody. See Backend. why: the message of release()."""
 
     def __init__(self, source: Source | None, why: str) -> None:
         self._source = source
@@ -21,7 +21,7 @@ class ElsewhereBackend:
         return Ensured(source=self._source, owner=Owner.NOBODY)
 
     def probe(self) -> Capabilities:
-        """See Backend. Nothing was tried, so nothing is said."""
+        """See Backend. Nothing is tried."""
         return Capabilities.model_validate({})
 
     def usage(self) -> Measured | None:

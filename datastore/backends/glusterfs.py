@@ -1,7 +1,7 @@
-"""A GlusterFS volume that exists: nothing is made there, and its servers are asked whether they serve it.
+"""The backend of an existing GlusterFS volume: it makes nothing, but asks the servers whether they serve the volume.
 
-They are asked as a client asks first of all, for the volume's file: ONC RPC (RFC 5531) to port 24007, procedure GETSPEC
-of the program "GlusterFS Handshake". That says that the volume exists; whether the bricks answer, a mount finds out.
+As each client does first, it requests the volume's volfile: ONC RPC (RFC 5531) to port 24007, procedure GETSPEC of the
+program "GlusterFS Handshake". The answer shows that the volume exists; only a mount shows whether the bricks answer.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from datastore.errors import NotFound, Unreachable
 PORT = 24007
 PROGRAM, VERSION, GETSPEC = 14398633, 2, 2
 TIMEOUT_S = 3.0
-"""For each server."""
+"""How long each server may take to answer."""
 MAX_ANSWER_BYTES = 4 << 20
-"""A volume's file has some hundred bytes for each brick."""
+"""The longest answer that is accepted; a volfile has some hundred bytes for each brick."""
 _CALL, _REPLY, _RPC_VERSION = 0, 1, 2
 _LAST_FRAGMENT = 1 << 31
 _KNOWN = {b"min-op-version": b"1", b"max-op-version": b"999999"}
-"""Which releases' volumes we know: any. A server keeps a newer volume's file from a client that does not say so."""
+"""The client claims to know all releases: a server refuses the volfile of a newer volume than the client knows."""
 _HEADER = struct.Struct(">6I")
-"""Of an accepted reply: xid, REPLY, accepted, flavour and size of the verifier, how it was accepted."""
+"""Head of an accepted reply: xid, REPLY, MSG_ACCEPTED, flavour and size of the verifier, accept_stat (RFC 5531)."""
 
 
 def _dictionary(pairs: Mapping[bytes, bytes]) -> bytes:
-    """Opaque XDR of GlusterFS's own form: how many; then for each the sizes, the name and its 0, the text and its 0."""
+    """Return a dictionary as opaque XDR in GlusterFS's form: number of pairs; of each the sizes, name, 0, text, 0."""
     words = b"".join(
         struct.pack(">2I", len(name), len(text) + 1) + name + b"\0" + text + b"\0" for name, text in pairs.items()
     )
@@ -51,12 +51,12 @@ class GlusterFSBackend:
         self._location = location
 
     def ensure(self) -> Ensured:
-        """See Backend. Errors: NotFound: no such volume; Unreachable: no server that knows answers."""
+        """See Backend. Errors: NotFound when there is no such volume; Unreachable when no server answers."""
         find(self._location)
         return Ensured(source=self._location)
 
     def probe(self) -> Capabilities:
-        """See Backend. Nothing was tried, so nothing is said."""
+        """See Backend. Nothing is tried."""
         return Capabilities.model_validate({})
 
     def usage(self) -> Measured | None:
@@ -69,9 +69,9 @@ class GlusterFSBackend:
 
 
 def find(location: GlusterFSLocation, port: int = PORT) -> str:
-    """Ask the servers, one after the other, until one knows the volume; that server's name.
+    """Ask the servers for the volume, one after the other, until one answers; return the name of this server.
 
-    Errors: NotFound when one says that there is no such volume; else Unreachable with what each of them did.
+    Errors: NotFound when it answers that there is no such volume; Unreachable, with the failures, when none answers.
     """
     silent: dict[str, str] = {}
     for server in location.servers:
@@ -96,7 +96,7 @@ def _words(error: Exception) -> str:
 
 
 def _ask(server: str, port: int, volume: str) -> bool:
-    """Whether it gives the volume's file. Errors: OSError; struct.error for what is no answer."""
+    """Return whether the server gives the volfile. Errors: OSError; struct.error for an answer in another protocol."""
     end = time.monotonic() + TIMEOUT_S
     xid = int.from_bytes(os.urandom(4), "big")
     name = volume.encode()
@@ -116,7 +116,7 @@ def _ask(server: str, port: int, volume: str) -> bool:
 
 
 def _record(connection: socket.socket, end: float) -> bytes:
-    """One record, of fragments as RFC 5531 has them."""
+    """Receive one record, which consists of fragments (RFC 5531)."""
     whole = b""
     while True:
         (mark,) = struct.unpack(">I", _exactly(connection, 4, end))

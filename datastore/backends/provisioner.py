@@ -1,7 +1,7 @@
-"""Volumes for the CSI controller service (datastore.csi.controller.Provisioner): a prefix of a bucket for each.
+"""Makes volumes for the CSI controller service (datastore.csi.controller.Provisioner): each is a prefix of a bucket.
 
-A volume's id says where it is, since that is all DeleteVolume is told: `s3/ENDPOINT/BUCKET/CAPACITY/PREFIX`, the
-endpoint percent-encoded, the capacity as it was made with. Only what carries the volume's own marker is ever removed.
+A volume's id has its location, since DeleteVolume gets only the id: `s3/ENDPOINT/BUCKET/CAPACITY/PREFIX`, with a
+percent-encoded endpoint and the volume's first capacity. Only data with the volume's own marker is ever removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KIND = "s3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a volume is, as its id says."""
+    """The location of a volume, which is encoded in the volume's id."""
 
     endpoint: str
     bucket: str
@@ -41,7 +41,7 @@ class Place:
 
     @classmethod
     def parse(cls, volume_id: str) -> Place | None:
-        """None for an id that is none of ours."""
+        """Parse a volume id; return None for an id of another form."""
         parts = volume_id.split("/", 4)
         if len(parts) != 5 or parts[0] != KIND or not parts[3].isdecimal():
             return None
@@ -57,7 +57,7 @@ class S3Provisioner:
     def create(
         self, name: str, capacity_bytes: int, parameters: Mapping[str, str], secrets: Mapping[str, str]
     ) -> Provisioned:
-        """See Provisioner. parameters: as an inline volume's attributes."""
+        """See Provisioner. parameters: named like an inline volume's attributes."""
         spec = from_context(parameters)
         if not isinstance(spec, DatastoreSpec) or spec.s3 is None:
             raise InvalidManifest("parameters: bucket is missing")
@@ -83,7 +83,7 @@ class S3Provisioner:
         if place is None:
             return False
         try:
-            # The marker is only written where nothing is; `create` False asks and makes nothing.
+            # owner() only reads the marker, and makes nothing.
             return self._backend(_s3(place), place, secrets).owner() is Owner.THIS
         except BucketNotFound:
             return False

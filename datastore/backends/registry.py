@@ -1,7 +1,7 @@
 """The kinds of backends that a cluster serves: what differs between them, in one place.
 
-A kind has the name of its field in the spec. Whoever wants to know something of a kind asks here, so that another one
-is an entry of KINDS and a module of its own.
+A kind has the name of its field in the spec. Other code looks up here what it needs to know of a kind, so that a new
+kind is an entry of KINDS and a module of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Filled = Callable[[str], str]
 class Opening:
     """What a backend is opened with.
 
-    parameters: of its StorageClass, those of this kind alone; class_uid: the class's. policy: of who named its server;
-    None: the administrator did. nodes: addresses of the cluster's nodes (errors: Unreachable: not known yet). made: it
-    was made before, so that data which is not there is missing.
+    parameters, class_uid: of its StorageClass; only the parameters of this kind. policy: None if an administrator named
+    the server, by a StorageClass. nodes: returns the addresses of the cluster's nodes; Errors: Unreachable when they
+    are not known yet. made: the place was made before, so it is an error if its data is not there.
     """
 
     identity: Identity
@@ -56,16 +56,16 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendKind:
-    """One kind.
+    """A kind of backend.
 
-    name: of its field in the spec. volume: how pods get it: by our CSI driver, as a directory of the node, or by the
-    claim of another driver. credentials: mounts need a Secret, or an identity that is lent. removable: data can be made
-    for a Datastore, so that Delete and Archive mean something; exported: and something is to be undone also where data
-    stays. parameters: what a StorageClass may say of it; from_class makes the field of the spec from them (errors:
-    InvalidManifest); None: a class can't name it. claim: by these parameters, which PersistentVolumeClaim has the data
-    of the Datastore with a uid, for people; '': none of ours. needs_nodes: whether such a class has to know the nodes'
-    addresses. open: errors: InvalidManifest for what the Secret lacks. server: equal for what fails together; None: not
-    to be tried from here.
+    name: of its field in the spec. volume: how pods get the data: by our CSI driver, as a directory of the node, or by
+    the claim of another driver. open: makes the backend; Errors: InvalidManifest for a value that the Secret lacks.
+    credentials: mounts need a Secret, or an identity that the administrator lends. removable: data can be made for a
+    Datastore, so that Delete and Archive have an effect. exported: an export can be made for a Datastore; a check of it
+    that times out does not undo an earlier good one. parameters: those that a StorageClass may have. from_class: makes
+    the field of the spec from them (Errors: InvalidManifest); None: a class can't choose this kind. needs_nodes: if a
+    class with these parameters needs the nodes' addresses. server: a key, equal for Datastores that fail together;
+    None: they can't be probed from here. claim: names, for people, the claim of ours that has the data; '' for none.
     """
 
     name: str
@@ -108,7 +108,7 @@ def _s3_from_class(parameters: Mapping[str, str], filled: Filled) -> dict[str, A
 
 
 def _s3_server(opening: Opening) -> Hashable:
-    """Datastores of one bucket and one set of keys fail together, and can do the same."""
+    """Return the key of all Datastores with this bucket and keys: they fail together and have the same capabilities."""
     return replace(_s3_location(opening), prefix="", create=False)
 
 
@@ -144,7 +144,7 @@ def _nfs_host(opening: Opening, chosen: nfs.SSHParameters) -> HostAddress:
 
 
 def _nfs_server(opening: Opening) -> Hashable:
-    """Exports below one root fail together, and can do the same."""
+    """Return the key of all exports below one root of a host: they fail together and have the same capabilities."""
     if opening.spec.nfs is not None and opening.spec.nfs.server is not None:
         return None
     chosen = nfs.parse(opening.parameters)
@@ -164,12 +164,12 @@ def _open_glusterfs(opening: Opening) -> Backend:
 
 
 def _glusterfs_server(opening: Opening) -> Hashable:
-    """Volumes of the same servers fail together."""
+    """Return the key of all volumes of these servers: they fail together."""
     return _glusterfs_location(opening).servers
 
 
 def _nfs_claim(parameters: Mapping[str, str], uid: str) -> str:
-    """Where a server of the cluster has it."""
+    """Name the claim from which an NFS server in the cluster serves the data."""
     if parameters.get("provisioner") != "ganesha":
         return ""
     return f"PersistentVolumeClaim {parameters.get('namespace', '')}/{volume_name(uid)}"

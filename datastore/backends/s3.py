@@ -1,8 +1,8 @@
 """The S3 backend: a bucket, or a prefix of one.
 
-Ownership: what `create: true` made carries the object `<prefix>.datastore.owner`, whose body holds the Datastore's uid.
-It is written only into a bucket or prefix in which nothing was, and only with If-None-Match, so that of two Datastores
-one owns. Delete and Archive read it first, each time, and touch nothing without it.
+Ownership: what `create: true` made has a marker, the object `<prefix>.datastore.owner`, with the Datastore's uid in it.
+The marker is written only into an empty bucket or prefix, and only with If-None-Match, so that one of two Datastores
+becomes the owner. Delete and Archive read the marker first, each time, and touch nothing without it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import probe, remove_bucket
 
 LOOK_KEYS = 250
-"""Read in each look: a page of a thousand may have 4 MB, and many Datastores are looked at at once."""
+"""The most keys that ensure() lists: a page of a thousand may have 4 MB, and many Datastores are checked at once."""
 MARK_BYTES = 4096
-"""The most that is read of an owner's mark; ours has 200."""
+"""The most bytes that are read of a marker; one that we write has some 200."""
 PAGE_KEYS = 1000
 USAGE_PAGES = 1000
-"""A million objects: more are not counted, since each page is a request the owner pays for."""
+"""The most pages that are counted, for a million objects: each page is a request, which the bucket's owner pays for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class S3Backend:
             made_bucket = False
             try:
                 if self._location.region:
-                    # The shared client follows a bucket into its region; a wrong one in the manifest is an error.
+                    # The shared client finds a bucket in any region; the probe fails for a wrong one in the manifest.
                     self._stores.prove(self._location, self._probe)
                 page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
             except StoreError as error:
-                # A second look by a client of its own: it names the field to correct, and makes the bucket.
+                # The probe has a client of its own; it makes the bucket, or its error names the field to correct.
                 self._probe()
                 made_bucket = isinstance(error, BucketNotFound)
                 page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
@@ -76,7 +76,7 @@ class S3Backend:
             return Ensured(source=replace(self._location, credentials=None), owner=owner, measured=counted)
 
     def owner(self) -> Owner:
-        """For whom the data was made. Errors: StoreError."""
+        """Return for which Datastore the data was made. Errors: StoreError."""
         with self._stores.of(self._location) as store:
             return self._owner(store)
 
@@ -144,7 +144,7 @@ class S3Backend:
         return Owner.THIS if mark.uid == self._identity.uid else Owner.OTHER
 
     def _read(self, store: BlockingStore) -> _Mark | None:
-        """The marker; None when there is none, or one that we did not write. Errors: StoreError."""
+        """Return the marker; None if there is none, or one that we did not write. Errors: StoreError."""
         try:
             body, _ = store.get(self._marker, byte_range=ByteRange(0, MARK_BYTES))
             document = json.loads(bytes(body))
@@ -170,7 +170,7 @@ class S3Backend:
                 if not go_on():
                     return Released(done=False, message=f"ending unfinished uploads to {self._where()}")
                 store.abort_upload(upload.key, upload.upload_id)
-        # Last, so that whatever cuts this off leaves the mark by which it goes on.
+        # The marker goes last, so that after an interruption the next call still finds it and goes on.
         store.delete(self._marker)
         if mark.made_bucket and not self._location.prefix:
             remove_bucket(self._location)
@@ -182,7 +182,7 @@ class S3Backend:
         moved = 0
         for listed in _pages(store, prefix):
             for each in listed:
-                # A whole bucket is archived into itself; what is there already has been moved.
+                # A whole bucket is archived into a prefix of its own, below which everything has been moved already.
                 if each.key == self._marker or each.key.startswith(target):
                     continue
                 if not go_on():
@@ -199,7 +199,7 @@ class S3Backend:
 
 
 def _pages(store: BlockingStore, prefix: str) -> Iterator[Sequence[ListedObject]]:
-    """Page by page. start_after, not a token: what was listed may be gone when the next page is asked for."""
+    """Yield page by page. start_after, not a token: listed objects may be gone when the next page is requested."""
     last = ""
     while True:
         page = store.list_page(prefix, start_after=last, max_keys=PAGE_KEYS)

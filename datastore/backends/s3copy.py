@@ -1,6 +1,6 @@
-"""Copies of objects on the server, of any size: above what one request copies, in parts side by side.
+"""Copies objects of any size on the server; one that is too large for a single request is copied in concurrent parts.
 
-S3 user guide, "Copying an object using multipart upload" and "Amazon S3 multipart upload limits".
+See S3 user guide, "Copying an object using multipart upload" and "Amazon S3 multipart upload limits".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes. whole: largest object that one request copies; part: of a part, unless there would be too many."""
+    """Sizes in bytes. whole: the largest object that one request copies; part: one part, unless there are too many."""
 
     whole: int = 5 << 30
     part: int = 256 << 20
@@ -34,10 +34,10 @@ def copy(
     replace: WriteOptions | None = None,
     bucket: str = "",
 ) -> WriteResult:
-    """Copy this version. Errors: StoreError; nothing of the target is there then.
+    """Copy this version of an object. Errors: StoreError; then the target has not changed.
 
-    replace: metadata and content type in place of the source's. bucket: the source's, another one of the same server
-    (then replace is given, too); '' is the store's.
+    replace: metadata and content type in place of the source's. bucket: the source's bucket on the same server ('':
+    the store's own); another bucket needs `replace` too.
     """
     if source.size <= limits.whole:
         return store.copy(source.key, target, replace=replace, if_source_match=source.etag, source_bucket=bucket)
@@ -50,7 +50,7 @@ def copy(
         parts = _parts(store, source, target, upload_id, limits, bucket)
         return store.complete_upload(target, upload_id, parts, options)
     except StoreError:
-        # What can't be dropped now goes with the next Delete, or the bucket's own rule for unfinished uploads.
+        # If it can't be aborted now, the next Delete or the bucket's lifecycle rule for unfinished uploads aborts it.
         with suppress(StoreError):
             store.abort_upload(target, upload_id)
         raise

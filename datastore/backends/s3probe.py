@@ -1,8 +1,8 @@
-"""What a directory on a bucket can do, tried with a few small objects of a name that nobody else uses.
+"""Finds out what a directory in a bucket can do, by a few small objects with names that nobody else uses.
 
-Each answer is what our mount needs of the server for it (docs/SEMANTICS.md): a symbolic link is an object with a longer
-name, an empty directory an object whose key ends with '/', chmod and rename are copies on the server. Hard links and
-atomic renames don't exist over objects (S-10, S-26).
+Each trial does what a mount does (docs/SEMANTICS.md): a symbolic link is an object with a longer name, an empty
+directory is an object whose key ends with '/', chmod and rename are copies on the server. Hard links and atomic renames
+don't exist with objects (S-10, S-26).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PROBE = ".datastore.probe-"
 
 
 def capabilities(store: BlockingStore, prefix: str) -> Capabilities:
-    """Try each. Errors: AccessDenied, CredentialsInvalid when nothing may be written; transient StoreError."""
+    """Return what works. Errors: any of the first write; AccessDenied, CredentialsInvalid, transient StoreErrors."""
     base = f"{prefix}{PROBE}{secrets.token_hex(8)}"
     directory, plain = f"{base}/", f"{base}/a"
-    # Which of these is there decides nothing: the name is new.
+    # All are deleted, whether they were written or not: the name is new, so nobody else has them.
     written = [directory, plain, f"{plain}.rclonelink", f"{base}/b"]
     try:
-        # The first write shows whether writing is allowed at all; its refusal is the caller's to report.
+        # The first write shows whether writing is allowed at all; the caller gets its error.
         store.put(directory, b"", WriteOptions(content_type="application/x-directory"))
         return Capabilities.model_validate(
             {
@@ -45,7 +45,7 @@ def capabilities(store: BlockingStore, prefix: str) -> Capabilities:
 
 
 def _works(trial: Callable[[], bool]) -> bool:
-    """Whether the server did it. A refusal of rights and a passing failure are not an answer, so they are raised."""
+    """Return whether the trial succeeds. Missing rights and transient errors are no answer, so they are raised."""
     try:
         return trial()
     except (AccessDenied, CredentialsInvalid):

@@ -1,6 +1,6 @@
 """S3 clients shared by the Datastores of one bucket and one set of keys: a thousand prefixes need one connection pool.
 
-Threads: any. At most `limit` clients are open; the least recently used is closed when nobody works with it.
+Threads: any. While more than `limit` clients are open, the least recently used ones that nobody uses are closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Shared:
 
 
 class Stores:
-    """Clients by location without its prefix. INVARIANT: a client is closed only while nobody uses it."""
+    """Clients by location without its prefix. INVARIANT: before close() only unused clients are closed."""
 
     def __init__(self, opening: Open, limit: int = 32) -> None:
         self._open = opening
@@ -38,12 +38,12 @@ class Stores:
 
     @classmethod
     def once(cls) -> Stores:
-        """Of clients that try each request once: the reconcile loop tries again."""
+        """Return Stores whose clients try each request once: the reconcile loop tries again."""
         return cls(lambda location: open_s3(location, retrier=Retrier(RetryPolicy(budget_s=0.0))))
 
     @contextmanager
     def of(self, location: S3Location) -> Iterator[BlockingStore]:
-        """The client for a location, for the time of the block."""
+        """Lend the client for a location to a `with` block."""
         key = replace(location, prefix="", create=False)
         with self._lock:
             shared = self._shared.get(key)
@@ -61,7 +61,7 @@ class Stores:
                 shared.users -= 1
 
     def prove(self, location: S3Location, trial: Callable[[], object]) -> None:
-        """Run the trial unless it succeeded before for this client. Errors: the trial's."""
+        """Run the trial unless it succeeded before for the location's client. Errors: the trial's."""
         key = replace(location, prefix="", create=False)
         shared = self._shared.get(key)
         if shared is None or not shared.proven:
@@ -70,7 +70,7 @@ class Stores:
             shared.proven = True
 
     def close(self) -> None:
-        """Close all; idempotent."""
+        """Close all clients; idempotent."""
         with self._lock:
             stores = [shared.store for shared in self._shared.values()]
             self._shared.clear()

@@ -1,7 +1,7 @@
-"""What a mounted volume can do, and how much is on it: `python -m datastore.backends.volumeprobe DIR` in a pod.
+"""Finds out what a mounted volume can do, and how much is on it: `python -m datastore.backends.volumeprobe DIR`.
 
-Tries everything in a directory of its own, which it removes, and says the answer as one JSON object in the container's
-termination message, from where the controller reads it without a right to logs.
+It runs in a pod, tries each operation in a new directory, which it removes, and writes the result as one JSON object
+into the container's termination message, which the controller can read without the right to read logs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PROBE = ".datastore.probe-"
 MESSAGE = Path("/dev/termination-log")
 COUNT_S = 20.0
 COUNT_MAX = 1_000_000
-"""Files: what takes longer or has more is not counted."""
+"""A volume that takes more seconds, or has more files, is not counted."""
 
 
 def capabilities(root: Path) -> dict[str, bool]:
-    """Try each in a new directory of root, and remove it. Errors: OSError when nothing may be written there at all."""
+    """Return which operations work, tried in a new directory in root. Errors: OSError when root can't be written to."""
     base = root / f"{PROBE}{secrets.token_hex(8)}"
     base.mkdir()
     try:
@@ -46,7 +46,7 @@ def capabilities(root: Path) -> dict[str, bool]:
 
 
 def usage(root: Path, clock: Callable[[], float] = time.monotonic) -> tuple[int, int] | None:
-    """(files, bytes) below root; None when there are too many, or some that may not be seen."""
+    """Return (files, bytes) below root; None when there are too many files, or some that can't be read."""
     files = size = 0
     until = clock() + COUNT_S
 
@@ -66,7 +66,7 @@ def usage(root: Path, clock: Callable[[], float] = time.monotonic) -> tuple[int,
 
 
 def main(argv: Sequence[str]) -> None:
-    """Probe DIR, write the message, end well: what can't be tried is an answer too."""
+    """Probe DIR and write the termination message. If DIR can't be probed, that is an answer, not a failure."""
     answer: dict[str, Any] = {}
     try:
         answer["capabilities"] = capabilities(Path(argv[0]))
@@ -121,7 +121,7 @@ def _renamed(base: Path) -> bool:
 
 
 def _replaced(base: Path) -> bool:
-    """As far as one client can tell: the file keeps its identity, and what had the name stays readable while open."""
+    """As far as one client can tell: a renamed file keeps its inode, and a replaced one stays readable while open."""
     (base / "new").write_bytes(b"new")
     (base / "old").write_bytes(b"old")
     identity = (base / "new").stat().st_ino

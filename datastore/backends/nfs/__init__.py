@@ -1,1 +1,1 @@
-"""NFS exports of their own: made on a host over SSH, or served from within the cluster."""
+"""NFS exports that are made for a Datastore: on an NFS host over SSH, or by a server in the cluster."""

@@ -1,10 +1,9 @@
-"""An export of its own from a small NFS-Ganesha in the cluster: `provisioner: ganesha`.
+"""Makes an export for each Datastore by a small NFS-Ganesha server in the cluster: `provisioner: ganesha`.
 
-Four objects in the administrator's namespace, each named by the Datastore's uid and marked as its own: a claim of
-whatever StorageClass the class names (the data, and by its size the quota), a StatefulSet of one pod that serves it, a
-Service whose address stays when the pod moves, and a NetworkPolicy that lets in the clients. The pod's program is
-ganeshapod.py. Nothing that a user wrote is in any of them but the claim's size, and the Datastore's name in an
-annotation.
+There are four objects in the administrator's namespace, with the Datastore's uid in name and label: a claim of the
+StorageClass that the class names (it holds the data, and its size is the quota), a StatefulSet of one pod that serves
+the data, a Service whose address stays when the pod moves, and a NetworkPolicy that lets in the clients. The pod's
+program is ganeshapod.py. From a user the objects have only the claim's size, and the Datastore's name in an annotation.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ Raw = Mapping[str, Any]
 
 POLL_S = 0.5
 LEASE_S, GRACE_S = 20, 30
-"""Of version 4. After a restart a client that opens something new waits for the grace period, unless all came back."""
+"""For version 4. After a restart new opens wait until the grace period ends or all clients have come back."""
 RESERVED_FSID = 152
 """152.152 is the file system id of Ganesha's own root."""
 _SQUASH = {"none": "No_Root_Squash", "root": "Root_Squash", "all": "All_Squash"}
 MOUNT_DAEMON = {"app.kubernetes.io/name": "datastore", "app.kubernetes.io/component": "mount-daemon"}
-"""Labels of the pods that mount where a node's kernel has no NFS client. They have addresses of their own."""
+"""Labels of the pods that mount on nodes whose kernel has no NFS client; they have addresses of their own."""
 CAPABILITIES = (
-    # Whoever asks, the server works as him; as root where root is not squashed.
+    # The server does each request as the client's user, which is root where root is not squashed.
     *("SETUID", "SETGID", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "MKNOD"),
-    # Files by their handles; the portmapper's port.
+    # To open files by their handles, and to use the portmapper's port.
     *("DAC_READ_SEARCH", "NET_BIND_SERVICE"),
 )
 
 
 def configuration(uid: str, parameters: GaneshaParameters) -> str:
-    """Ganesha's configuration. Numbers, networks and fixed words: nothing of it can end a line or a block. Pure."""
+    """Return Ganesha's configuration: numbers, networks and fixed words, which can't end a line or a block. Pure."""
     export_id, fsid = numbers_of(uid)
     access = parameters.access
     anonymous, group, _ = access.owner if access.squash == "all" else (NOBODY, NOBODY, 0)
     rights = f"Squash = {_SQUASH[access.squash]}; Anonymous_Uid = {anonymous}; Anonymous_Gid = {group};"
     everybody, clients = "RW", ""
     if access.clients is not None:
-        # Ganesha has no network of everybody but its star. The probe comes from within the pod.
+        # For Ganesha the network of all addresses is `*` only. The probe comes from within the pod.
         everyone = any(each.endswith("/0") for each in access.clients)
         networks = "*" if everyone else ", ".join((*access.clients, "127.0.0.1"))
         everybody, clients = "None", f"CLIENT {{ Clients = {networks}; Access_Type = RW; {rights} }}"
@@ -89,7 +88,7 @@ EXPORT {{
 
 
 def numbers_of(uid: str) -> tuple[int, tuple[int, int]]:
-    """Export_Id (16 bits) and Filesystem_Id of a Datastore, always the same. Pure."""
+    """Return the Export_Id (16 bits) and the Filesystem_Id of a Datastore, which are always the same. Pure."""
     digest = hashlib.sha256(uid.encode()).digest()
     export_id = int.from_bytes(digest[:2], "big") % 65534 + 1
     major, minor = (int.from_bytes(digest[at : at + 4], "big") | 1 << 16 for at in (2, 6))
@@ -98,7 +97,7 @@ def numbers_of(uid: str) -> tuple[int, tuple[int, int]]:
 
 
 class GaneshaExport:
-    """See Backend. capacity_bytes: of the Datastore, else of the class. nodes: addresses of the cluster's nodes."""
+    """See Backend. capacity_bytes: of the Datastore, else of its StorageClass. nodes: see Opening (registry.py)."""
 
     def __init__(
         self,
@@ -140,15 +139,15 @@ class GaneshaExport:
         return Ensured(source=source, owner=Owner.THIS)
 
     def probe(self) -> Capabilities:
-        """See Backend. Nothing was tried from here, so nothing is said."""
+        """See Backend. Nothing is tried."""
         return Capabilities.model_validate({})
 
     def usage(self) -> Measured | None:
-        """See Backend: only a mount could count."""
+        """See Backend. Only a mount could count."""
         return None
 
     def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
-        """See Backend. The server goes in any case; the claim stays (Retain), marked (Archive), or goes (Delete)."""
+        """See Backend. The server is always removed, the claim only with Delete. Archive puts a label on the claim."""
         space, uid = self._parameters.namespace, self._identity.uid
         claim = f"PersistentVolumeClaim {space}/{self._name}"
         kinds = (STATEFULSETS, SERVICES, NETWORK_POLICIES, *((CLAIMS,) if policy is Policy.DELETE else ()))
@@ -176,7 +175,7 @@ class GaneshaExport:
         }
 
     def _claim(self, here: Raw | None, capacity_bytes: int, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Never smaller than it is (here): claims don't shrink."""
+        """Return the claim. here: the claim as it exists, which is not made smaller, since claims can't shrink."""
         asked = here["spec"]["resources"]["requests"]["storage"] if here else "0"
         size = format_quantity(max(capacity_bytes, parse_quantity(asked)))
         spec: dict[str, Any] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
@@ -196,7 +195,7 @@ class GaneshaExport:
         return {"apiVersion": "v1", "kind": "Service", "metadata": self._metadata(), "spec": spec}
 
     def _policy(self) -> dict[str, Any]:
-        """Only the clients and the nodes' mount daemons, only the two ports; and the server itself asks nobody."""
+        """Let only the clients and the nodes' mount daemons in, to two ports, and no connection of the server out."""
         daemons = {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self._cluster.namespace}},
             "podSelector": {"matchLabels": MOUNT_DAEMON},
@@ -240,7 +239,7 @@ class GaneshaExport:
             "volumeMounts": [
                 {"name": "volume", "mountPath": str(ganeshapod.VOLUME)},
                 {"name": "run", "mountPath": "/run"},
-                # Where it tries which locks the kernel knows.
+                # Here Ganesha tries which locks the kernel knows.
                 {"name": "run", "mountPath": "/tmp"},  # noqa: S108
             ],
         }
@@ -248,7 +247,7 @@ class GaneshaExport:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 20,
-            # The runtime's own profile forbids name_to_handle_at(2) up to containerd 1.6.
+            # The runtime's default profile forbids name_to_handle_at(2) up to containerd 1.6.
             "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "Unconfined"}},
             "containers": [container],
             "volumes": [

@@ -1,9 +1,9 @@
-"""What runs in the pod of one Datastore's NFS server: `ganeshapod.py serve`, and `probe` beside it.
+"""The program in the pod of a Datastore's NFS server: `ganeshapod.py serve`, and `ganeshapod.py probe` for its probes.
 
-The standard library and nothing of ours: the image (manifests/managed-nfs/Dockerfile) holds this one file. serve()
-readies the claim, writes the configuration that the controller made, starts rpcbind (Ganesha serves no version 3
-without) and becomes Ganesha. probe() asks as a client would: the export for its root, and the root for its attributes.
-RFC 1813, RFC 5531.
+It imports nothing but the standard library, since the image (manifests/managed-nfs/Dockerfile) has only this file.
+serve() prepares the claim, writes the configuration that the controller made, starts rpcbind (without it Ganesha does
+not serve version 3), and becomes Ganesha. probe() requests what a client would: the root of the export, and the
+attributes of this root. Sources: RFC 1813, RFC 5531.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PSEUDO = "/data"
 NFS_PORT, MOUNT_PORT = 2049, 20048
 CONFIGURATION = "GANESHA_CONFIGURATION"
 OWNER = "EXPORT_OWNER"
-"""Variable: uid, gid and mode (octal) of the exported directory when it is made."""
+"""Environment variable with uid, gid and mode (octal) of the exported directory when it is made."""
 MESSAGE = Path("/dev/termination-log")
 RUN = Path("/run/ganesha")
 TIMEOUT_S = 4.0
@@ -37,11 +37,11 @@ _LAST_FRAGMENT = 1 << 31
 
 
 class Refused(Exception):
-    """One line for people."""
+    """What serve() or probe() found wrong; the text is one line for people."""
 
 
 def ready(volume: Path, owner: str) -> None:
-    """Make the directories of a new claim. Errors: Refused where one was made and is missing, or can't be served."""
+    """Make the directories of a new claim. Errors: Refused if DATA is gone, or if the claim can't be served."""
     data, state = volume / DATA, volume / STATE
     if state.is_dir() and not data.is_dir():
         raise Refused(f"the directory {DATA} is gone from the claim; nothing is made anew in its place")
@@ -57,17 +57,17 @@ def ready(volume: Path, owner: str) -> None:
 
 
 def mounts(table: str, volume: Path) -> str:
-    """The one line of a mount table that Ganesha may see, as its /etc/mtab. Pure.
+    """Return the one line of a mount table that Ganesha may see, as its /etc/mtab. Pure.
 
-    It takes each file system by the first mount of it that it finds, and the kubelet mounts single files into every
-    pod: of the disk that has the claim, too, where that is a directory of the node.
+    Ganesha uses the first mount of a file system that it finds. That may be one of the single files that the kubelet
+    mounts into every pod: they are on the claim's file system where the claim is a directory of the node.
     """
     found = [line for line in table.splitlines() if line.split()[1] == str(volume)]
     return "".join(f"{line}\n" for line in found[-1:])
 
 
 def has_handles(directory: Path) -> bool:
-    """Whether the file system knows name_to_handle_at(2). Errors: OSError where the container may not ask."""
+    """Return whether the file system has name_to_handle_at(2). Errors: OSError if the container may not call it."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0), 136)
     mount = ctypes.c_int()
@@ -78,7 +78,7 @@ def has_handles(directory: Path) -> bool:
 
 
 def serve() -> None:
-    """Become Ganesha. Errors: Refused, OSError, CalledProcessError."""
+    """Prepare the claim, and replace this process by Ganesha. Errors: Refused, OSError, CalledProcessError."""
     ready(VOLUME, os.environ[OWNER])
     RUN.mkdir(exist_ok=True)
     (RUN / "mtab").write_text(mounts(Path("/proc/mounts").read_text(), VOLUME))
@@ -90,7 +90,7 @@ def serve() -> None:
 
 
 def probe(host: str = "127.0.0.1", path: str = PSEUDO, ports: tuple[int, int] = (NFS_PORT, MOUNT_PORT)) -> None:
-    """Errors: Refused, OSError unless the export's root is there."""
+    """Check that the server shows the export's root. Errors: Refused, OSError if it does not."""
     answer = call(host, ports[1], MOUNT, MNT, opaque(path.encode()))
     (status,) = struct.unpack(">I", answer[:4])
     if status:
@@ -102,12 +102,12 @@ def probe(host: str = "127.0.0.1", path: str = PSEUDO, ports: tuple[int, int] = 
 
 
 def opaque(content: bytes) -> bytes:
-    """Bytes of a variable length in XDR."""
+    """Return bytes as opaque XDR of variable length."""
     return struct.pack(">I", len(content)) + content + bytes(-len(content) % 4)
 
 
 def call(host: str, port: int, program: int, procedure: int, arguments: bytes) -> bytes:
-    """The results of one call of version 3, as root of no machine. Errors: Refused, OSError."""
+    """Return the results of one call of version 3, made as root without a machine name. Errors: Refused, OSError."""
     xid = int.from_bytes(os.urandom(4), "big")
     identity = struct.pack(">5I", 0, 0, 0, 0, 0)
     head = struct.pack(">6I", xid, _CALL, _RPC_VERSION, program, V3, procedure)
@@ -138,7 +138,7 @@ def _exactly(content: bytes, length: int) -> bytes:
 
 
 def main(argv: list[str]) -> int:
-    """Exit status: 0 when a probe was answered; serve() does not come back unless it fails."""
+    """Return the exit status: 0 if the probe succeeds, else 1; serve() returns only if it fails."""
     try:
         probe() if argv == ["probe"] else serve()
     except (Refused, OSError, struct.error, subprocess.SubprocessError) as error:

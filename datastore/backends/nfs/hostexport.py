@@ -1,4 +1,4 @@
-"""An export of its own on an NFS host, made over SSH by one script (hostscript.py): `provisioner: ssh`."""
+"""Makes an export for each Datastore on an NFS host, by one script over SSH (hostscript.py): `provisioner: ssh`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from datastore.backends.nfs.parameters import SSHParameters
 from datastore.backends.nfs.ssh import HostAddress, Hosts
 
 LIMIT_S = 9.0
-"""Of one script; a look at a backend has ten seconds."""
+"""For one script; the controller gives a check of a backend ten seconds."""
 NAME_MAX = 120
-"""Of a Datastore's name, what its directory shows; the uid tells those with the same beginning apart."""
+"""How much of a Datastore's name is in its directory's; the uid distinguishes names with the same beginning."""
 _SQUASH = {"none": "no_root_squash", "root": "root_squash", "all": "all_squash"}
 
 
 @cache
 def script() -> str:
-    """The text that is sent."""
+    """Return the text of the script, as it is sent to the host."""
     return Path(hostscript.__file__).read_text()
 
 
 class HostExport:
-    """See Backend.
-
-    made: it was there before, and is not made anew. nodes: addresses of the cluster's nodes. class_uid: of the class.
-    """
+    """See Backend. nodes, class_uid, made: see Opening (registry.py)."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class HostExport:
         self._made = made
 
     def ensure(self) -> Ensured:
-        """See Backend. The directory, its quota and its clients, in one go."""
+        """See Backend. One script makes the directory, its quota and its export."""
         access = self._parameters.access
         uid, gid, mode = access.owner
         anonymous = f"anonuid={uid},anongid={gid}" if access.squash == "all" else ""
@@ -81,16 +78,16 @@ class HostExport:
         return Ensured(source=location, owner=Owner.THIS, measured=measured)
 
     def probe(self) -> Capabilities:
-        """See Backend. Tried on the host's own disk, whose answers the server passes on."""
+        """See Backend. Everything is tried on the host's own disk, since the server passes on what this disk can do."""
         answer = self._run("probe", {"program": Path(volumeprobe.__file__).read_text()})
         return Capabilities.model_validate(answer["capabilities"])
 
     def usage(self) -> Measured | None:
-        """See Backend. Where there is a quota each look tells; without, counting would read the whole tree."""
+        """See Backend. With a quota ensure() returns the usage; without one, counting would read the whole tree."""
         return None
 
     def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
-        """See Backend. The export is taken away whatever the policy says."""
+        """See Backend. The export is withdrawn whatever the policy says."""
         message = "nothing was done yet"
         while go_on():
             answer = self._run("release", {"policy": policy.value})

@@ -1,16 +1,17 @@
-"""What makes, changes and takes away exports on an NFS host. Sent there by ssh.py and run by the host's own Python.
+"""Makes, changes and withdraws exports on an NFS host. ssh.py sends this file there, and the host's own Python runs it.
 
-It stands alone: the standard library of Python 3.8 or later, `exportfs`, `xfs_quota` and `rm`. A request is one JSON
-document on standard input and its answer one on standard output; no shell and no command line ever sees a value of it.
+It needs only the standard library of Python 3.8 or later, `exportfs`, `xfs_quota` and `rm`. The request is one JSON
+document on standard input, the answer one on standard output. No shell sees a value of the request; command lines have
+only the capacity, the checked name of the directory and the mount point of the root.
 
-Of each Datastore there is, below the export root, one directory NAMESPACE_NAME_UID that only root enters:
+Below the export root each Datastore has one directory NAMESPACE_NAME_UID that only root can enter:
 
     owner.json      for whom it was made, its number (project id of the quota, and fsid), its export options
     data/           what is exported, with the quota
 
-and one file /etc/exports.d/datastore-UID.exports. A directory is made under another name and then renamed, so it is
-there as a whole or not at all; what an interrupted run left is removed by the next one. What is not marked as this
-Datastore's is never touched, and no symbolic link is followed below the root.
+and there is one file /etc/exports.d/datastore-UID.exports. A directory is made under another name and then renamed, so
+that it is never incomplete; the next run removes what an interrupted run left. A directory without this Datastore's
+mark is never touched, and no symbolic link below the root is followed.
 Sources: exports(5), exportfs(8), xfs_quota(8), ioctl_xfs_fsgetxattr(2).
 """
 
@@ -44,10 +45,10 @@ MARK = "owner.json"
 MARK_BYTES = 4096
 COMMAND_S = 6.0
 LEFT_S = 1.5
-"""Of the time of a request, what is left for the rest of it."""
+"""How much of a request's time the removal of files leaves for the rest; the wait for the lock leaves twice as much."""
 BLOCK = 4096
 FEWEST_FILES = 65536
-"""A file takes at least a block of the quota, but for empty ones: those are bounded by this and one for each block."""
+"""The quota allows this many files and one more for each block: empty files take no block, so they need a limit too."""
 NOBODY = 65534
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
@@ -58,7 +59,7 @@ _GET_XATTR, _SET_XATTR, _INHERIT = 0x801C581F, 0x401C5820, 0x200
 
 
 class Refused(Exception):
-    """kind: a class of datastore.errors; the text is for a person."""
+    """An error that is the answer. kind: a class of datastore.errors; the text is for people."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -66,7 +67,7 @@ class Refused(Exception):
 
 
 class Place:
-    """The export root and one Datastore's directory in it. Made from a request; close it by `with`."""
+    """The export root and one Datastore's directory in it, from a request. Use it in a `with` block."""
 
     def __init__(self, request: JSON) -> None:
         self.directory: str = request["directory"]
@@ -92,7 +93,7 @@ class Place:
         os.close(self.root)
 
     def open(self, *names: str) -> int | None:
-        """A directory below the root, by one name after another; None: not there. A link or a file is refused."""
+        """Open a directory below the root, name by name; None if there is none. Errors: Refused for a link or file."""
         opened = os.dup(self.root)
         try:
             for name in names:
@@ -108,7 +109,7 @@ class Place:
         return opened
 
     def mark(self, directory: str) -> JSON | None:
-        """For whom a directory was made; None: it has no mark that can be read. Errors: Refused when it is none."""
+        """Return a directory's mark (owner.json); None if it can't be read. Errors: Refused for a link or a file."""
         opened = self.open(directory)
         if opened is None:
             return None
@@ -118,7 +119,7 @@ class Place:
             os.close(opened)
 
     def owned(self, directory: str) -> JSON | None:
-        """The mark of a directory that is this Datastore's; None: not there. Errors: Refused for one of others."""
+        """Return the mark of a directory; None if there is none. Errors: Refused if it is not this Datastore's."""
         with _closing(self.open(directory)) as opened:
             if opened is None:
                 return None
@@ -129,7 +130,7 @@ class Place:
         return mark
 
     def marks(self) -> Iterator[JSON]:
-        """Of every directory below the root that has one."""
+        """Yield the marks of all directories below the root, with the directory's name."""
         for name in os.listdir(self.root):
             if name.startswith("."):
                 continue
@@ -140,9 +141,9 @@ class Place:
 
 
 def ensure(request: JSON) -> JSON:
-    """Make the directory, its quota and its export; what is so already stays.
+    """Make the directory, its quota and its export, as far as they are not as requested.
 
-    made: it was there before, so that its absence is an error: its disk may not be mounted.
+    made (in the request): the directory was made before, so its absence is an error: its disk may not be mounted.
     """
     with Place(request) as place, _locked(place):
         _sweep(place)
@@ -166,14 +167,14 @@ def ensure(request: JSON) -> JSON:
         if request["quota"] and request["capacity"]:
             if not _limited(shown, request["capacity"]):
                 raise Refused("InvalidRequest", _no_quota(place))
-            # The directory itself is one of its files, and no file of the user's.
+            # One of the files is the directory itself, which is no file of the user's.
             answer["files"] = max(0, shown.f_files - shown.f_ffree - 1)
             answer["bytes"] = (shown.f_blocks - shown.f_bfree) * shown.f_frsize
         return answer
 
 
 def release(request: JSON) -> JSON:
-    """Take the export away, and then the data as the policy says. done False: call again, there is more to remove."""
+    """Withdraw the export, then keep, rename or remove the data by the policy. done False: call again for the rest."""
     policy, directory = request["policy"], request["directory"]
     with Place(request) as place:
         with _locked(place):
@@ -203,7 +204,7 @@ def release(request: JSON) -> JSON:
         removed = place.owned(DELETED + directory)
         if removed is None:
             return {"done": True, "message": f"{where} was removed"}
-        # Beside the lock: it may take long, and nobody else looks for this name.
+        # This is done without the lock: it may take long, and nobody else uses this name.
         if not _remove(place, DELETED + directory):
             return {"done": False, "message": f"removing {where}"}
         if request["quota"]:
@@ -215,7 +216,7 @@ def release(request: JSON) -> JSON:
 
 
 def probe(request: JSON) -> JSON:
-    """What a directory here can do. program: the text of datastore/backends/volumeprobe.py."""
+    """Return what a directory can do. program (in the request): the text of datastore/backends/volumeprobe.py."""
     names: JSON = {"__name__": "volumeprobe"}
     with Place(request) as place, _locked(place):
         exec(compile(request["program"], "volumeprobe", "exec"), names)  # noqa: S102  (ours, over our own connection)
@@ -223,7 +224,7 @@ def probe(request: JSON) -> JSON:
 
 
 def _make(place: Place, request: JSON, mark: JSON) -> JSON:
-    """A directory with its quota; renamed when it is whole."""
+    """Make a directory with its quota under another name, and rename it when it is complete."""
     staging = UNFINISHED + place.directory
     os.mkdir(staging, 0o700, dir_fd=place.root)
     try:
@@ -252,7 +253,7 @@ def _fill(place: Place, staging: str, request: JSON, mark: JSON) -> None:
 
 
 def _note(place: Place, mark: JSON) -> JSON:
-    """Write the mark of a directory anew."""
+    """Replace the mark of the Datastore's directory."""
     with _closing(place.open(place.directory)) as opened:
         assert opened is not None, "its mark was just read"
         _write(opened, MARK, mark)
@@ -260,18 +261,18 @@ def _note(place: Place, mark: JSON) -> JSON:
 
 
 def _sweep(place: Place) -> None:
-    """Under the lock nobody makes anything: what has such a name was left by a run that was cut off."""
+    """Remove what interrupted runs left. The caller holds the lock, so no other run is using these names."""
     for name in os.listdir(place.root):
         if name.startswith((UNFINISHED, PROBE)):
             _remove(place, name)
 
 
 def _number(place: Place) -> int:
-    """Project id and fsid: from the uid, so that it is the same on every try, and one that nobody else has."""
+    """Return project id and fsid: made from the uid, to be the same on every try, but not equal to another's."""
     taken = {mark.get("number") for mark in place.marks()}
     texts = []
     for path in (EXPORT_TABLE, *EXPORTS.glob("*.exports")):
-        with contextlib.suppress(FileNotFoundError):  # others take theirs away as we look
+        with contextlib.suppress(FileNotFoundError):  # another run may remove its file now
             texts.append(path.read_text(errors="replace"))
     taken |= {int(found) for text in texts for found in re.findall(r"fsid=([0-9]{1,10})\b", text)}
     number = int.from_bytes(hashlib.sha256(place.uid.encode()).digest()[:4], "big") & 0x3FFFFFFF | 0x40000000
@@ -281,7 +282,7 @@ def _number(place: Place) -> int:
 
 
 def _set_project(place: Place, directory: int, number: int) -> None:
-    """What is made in the directory from now on counts for this project."""
+    """Let all files that are made in the directory from now on count for this project."""
     try:
         attributes = bytearray(_FSXATTR.size)
         fcntl.ioctl(directory, _GET_XATTR, attributes)
@@ -292,7 +293,7 @@ def _set_project(place: Place, directory: int, number: int) -> None:
 
 
 def _limit(place: Place, number: int, capacity: int | None) -> None:
-    """Let the project hold so many bytes; None: no limit. xfs_quota wants the mount point, and fails with status 0."""
+    """Limit the bytes of a project; None: no limit. xfs_quota needs the mount point, and exits with 0 when it fails."""
     mounted = place.path
     while not os.path.ismount(mounted):
         mounted = os.path.dirname(mounted)
@@ -304,7 +305,7 @@ def _limit(place: Place, number: int, capacity: int | None) -> None:
 
 
 def _limited(shown: os.statvfs_result, capacity: int | None) -> bool:
-    """Whether a directory shows these limits as its size, as XFS does; it can't be told of none."""
+    """Return whether a directory shows these limits as its size, as XFS does; without a capacity False."""
     if not capacity:
         return False
     size = _rounded(capacity)
@@ -320,10 +321,9 @@ def _rounded(capacity: int) -> int:
 
 
 def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
-    """Have the server serve the directory to these clients and no others.
+    """Let the server export the directory to these clients and no others.
 
-    Clients are those of the whole class: when they change, the files of all its Datastores do, and the server is told
-    once.
+    The clients are those of the whole class: when they change, the exports of all its Datastores are changed at once.
     """
     known = CLIENTS + mark["class"]
     if not _WORD.fullmatch(mark["class"]):
@@ -362,13 +362,13 @@ def _lines(place: Place, mark: JSON, clients: Sequence[str]) -> str:
 
 
 def _escaped(place: Place, directory: str) -> str:
-    """A path as exports(5) has it: octal for what is not plain."""
+    """Return the path of the data for exports(5), with octal escapes for all but plain characters."""
     raw = os.fsencode(f"{place.path}/{directory}/data")
     return "".join(chr(byte) if _PLAIN.match(bytes((byte,))) else f"\\{byte:03o}" for byte in raw)
 
 
 def _served(place: Place) -> set[str]:
-    """The clients that the server's table has of this Datastore: PATH, a tab, CLIENT(OPTIONS); octal for some bytes."""
+    """Return the Datastore's clients in the server's table of lines PATH, tab, CLIENT(OPTIONS), with octal escapes."""
     path = os.fsencode(f"{place.path}/{place.directory}/data")
     found = set()
     for line in EXPORT_TABLE.read_bytes().splitlines() if EXPORT_TABLE.exists() else []:
@@ -379,7 +379,7 @@ def _served(place: Place) -> set[str]:
 
 
 def _withdraw(place: Place) -> None:
-    """Have the server serve it no longer."""
+    """Let the server stop the export of the Datastore's directory."""
     there = place.exports.exists()
     place.exports.unlink() if there else None
     if there or _served(place):
@@ -389,7 +389,7 @@ def _withdraw(place: Place) -> None:
 
 
 def _remove(place: Place, name: str) -> bool:
-    """Remove a directory of the root with all that is in it; False: not all of it yet."""
+    """Remove a directory of the root with its content; return False if the time was too short for all of it."""
     limit_s = max(0.5, place.until - time.monotonic() - LEFT_S)
     try:
         done = _run("rm", "-rf", "--one-file-system", "--", name, directory=place.root, limit_s=limit_s)
@@ -428,7 +428,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 @contextlib.contextmanager
 def _locked(place: Place) -> Iterator[None]:
-    """One run at a time below a root. Errors: Refused when another one takes too long."""
+    """Hold the lock by which one run at a time works below a root. Errors: Refused when another run takes too long."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with _closing(os.open(LOCK, flags, 0o600, dir_fd=place.root)) as opened:
         assert opened is not None, "it was just opened"
@@ -466,7 +466,7 @@ def _read(directory: int, name: str) -> JSON | None:
 
 
 def _write(directory: int, name: str, document: JSON) -> None:
-    """As a whole or not at all, and on the disk when it returns."""
+    """Write a JSON file, completely or not at all; it is on the disk when this returns."""
     fresh = f"{name}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(fresh, flags, 0o600, dir_fd=directory), "w") as file:
@@ -478,7 +478,7 @@ def _write(directory: int, name: str, document: JSON) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """exportfs reads no file whose name begins with a dot."""
+    """Replace a file as _write() does. exportfs ignores the temporary file, whose name begins with a dot."""
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w") as file:
         file.write(text)
@@ -491,9 +491,9 @@ def _replace(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    """One request, one answer."""
+    """Read one request, and write the answer."""
     request = json.loads(sys.stdin.buffer.read())
-    # Should the host hang, this ends before whoever asked comes again.
+    # If the host hangs, this process ends before the controller tries again.
     signal.alarm(int(request["limit_s"]))
     os.umask(0o077)
     try:

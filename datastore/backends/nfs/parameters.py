@@ -1,4 +1,4 @@
-"""What a StorageClass with `backend: nfs` says, checked and typed. Pure. For people: docs/reference/storageclass.md."""
+"""Parses and checks the parameters of a StorageClass with `backend: nfs`. Pure. See docs/reference/storageclass.md."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SSH = frozenset(
 GANESHA = frozenset({"provisioner", "namespace", "claimStorageClass", "image", "clients", "squash", "group"})
 NODES = "nodes"
 GANESHA_IMAGE = "localhost/datastore-ganesha:latest"
-"""What manifests/managed-nfs/Dockerfile makes."""
+"""The image that manifests/managed-nfs/Dockerfile makes."""
 _LABEL_PATTERN = "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _NAME_PATTERN = "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 _IMAGE_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}$"
 NOBODY = 65534
-"""Who everybody is on the server where `squash` is all."""
+"""The uid of a squashed user on the server, and the gid unless `group` is set."""
 Squash = Literal["none", "root", "all"]
 _SQUASH: Mapping[str, Squash] = {"none": "none", "root": "root", "all": "all"}
 _EXPORT_OPTIONS = frozenset(
@@ -34,16 +34,16 @@ _EXPORT_OPTIONS = frozenset(
         *("acl", "no_acl", "sec=sys", "sec=krb5", "sec=krb5i", "sec=krb5p"),
     }
 )
-"""Of exports(5), those that change neither who may mount, nor as whom, nor what."""
+"""Those options of exports(5) that don't change which clients may mount, as which users, and what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may use an export, and as whom.
+    """Which clients may use an export, and as which users.
 
-    clients: networks, as 10.0.0.0/8; None: the cluster's nodes. squash: which users of a client are nobody on the
-    server: none of them, root, or all. group: of the exported directory, for pods with this fsGroup; None: every user
-    of the pods may write to it.
+    clients: networks such as 10.0.0.0/8; None: the cluster's nodes. squash: which users of a client are NOBODY on the
+    server: none of them, root, or all. group: of the exported directory, for pods with this fsGroup; None: all users of
+    the pods may write to the directory.
     """
 
     clients: tuple[str, ...] | None
@@ -59,14 +59,14 @@ class Access:
         return (uid, uid, 0o770) if self.squash == "all" else (uid, uid, 0o777)
 
     def networks(self, nodes: Callable[[], Sequence[str]]) -> list[str]:
-        """The clients as of now. nodes: addresses of the cluster's nodes, asked if it is they."""
+        """Return the networks of the present clients. nodes: returns the addresses of the cluster's nodes."""
         given = nodes() if self.clients is None else self.clients
         return sorted({str(ipaddress.ip_network(each)) for each in given})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHParameters:
-    """A class with `provisioner: ssh`. server: the host's name or address for NFS; quota: by XFS."""
+    """A class with `provisioner: ssh`. server: the host's name or address for NFS; quota: whether XFS sets limits."""
 
     host: str
     port: int
@@ -80,7 +80,7 @@ class SSHParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaneshaParameters:
-    """A class with `provisioner: ganesha`. namespace: of the servers; claim_class: StorageClass of their claims."""
+    """A class with `provisioner: ganesha`. namespace: of the servers; claim_class: the StorageClass of their claims."""
 
     namespace: str
     claim_class: str
@@ -89,12 +89,12 @@ class GaneshaParameters:
 
 
 def parse(parameters: Mapping[str, str]) -> SSHParameters | GaneshaParameters:
-    """Errors: InvalidManifest, which begins with the parameter's name."""
+    """Parse all parameters. Errors: InvalidManifest, whose text begins with the parameter's name."""
     return parse_ganesha(parameters) if parameters.get("provisioner") == "ganesha" else parse_ssh(parameters)
 
 
 def parse_ganesha(parameters: Mapping[str, str]) -> GaneshaParameters:
-    """As parse()."""
+    """Parse the parameters of a class with `provisioner: ganesha`. Errors: see parse()."""
     _check_known(parameters, GANESHA)
     return GaneshaParameters(
         namespace=_checked(parameters, "namespace", _LABEL_PATTERN),
@@ -105,7 +105,7 @@ def parse_ganesha(parameters: Mapping[str, str]) -> GaneshaParameters:
 
 
 def parse_ssh(parameters: Mapping[str, str]) -> SSHParameters:
-    """As parse()."""
+    """Parse the parameters of a class with `provisioner: ssh`. Errors: see parse()."""
     if parameters.get("provisioner") != "ssh":
         raise InvalidManifest("provisioner must be ssh (exports on an NFS host) or ganesha (servers in the cluster)")
     _check_known(parameters, SSH)
@@ -139,7 +139,7 @@ def parse_ssh(parameters: Mapping[str, str]) -> SSHParameters:
 
 
 def asks_for_nodes(parameters: Mapping[str, str]) -> bool:
-    """Whether a class of this backend has to know the nodes' addresses."""
+    """Return whether a class with these parameters needs the nodes' addresses."""
     return parameters.get("clients", NODES) == NODES
 
 

@@ -1,7 +1,7 @@
-"""NFS hosts over SSH: one connection to each, checked against the known host keys, over which scripts run.
+"""Runs scripts on NFS hosts over SSH: one connection to each host, whose key must be among the known ones.
 
-A script and its request go to the host's Python on standard input: the command line is always the same, so nothing that
-anybody wrote is read by a shell. Threads: any. Nothing here retries: the reconcile loop does.
+A script and its request go to the host's Python on standard input. The command line is always the same, so no shell
+reads what a user wrote. Any thread may call. Nothing here retries: the reconcile loop does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from datastore.errors import (
 
 CONNECT_S = 3.0
 SESSIONS = 4
-"""Scripts at once on one host: one works while others start. sshd's MaxSessions is 10 unless somebody changes it."""
+"""How many scripts run at once on one host: one works while others start. sshd's MaxSessions is 10 by default."""
 IDLE_S = 120.0
 ALIVE_S = 15
 ANSWER_BYTES = 1 << 20
@@ -43,12 +43,12 @@ COMMAND = 'exec python3 -I -S -c "import sys;i=sys.stdin.buffer;exec(i.read(int(
 NO_PYTHON = (126, 127)
 _NO_STATUS = -1
 _UNANSWERED = ("Authentication timeout.", "Authentication failed: transport shut down or saw EOF")
-"""paramiko's words for a host that said neither yes nor no to who logs in; it has no classes for them."""
+"""paramiko's texts when the host neither accepts nor refuses a login; paramiko has no exception classes for these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddress:
-    """Where an NFS host is, and how it is known. known_hosts: lines as sshd(8) has them."""
+    """Where an NFS host is, and how to log in. known_hosts: the host's keys, as lines in the format of sshd(8)."""
 
     host: str
     port: int
@@ -60,7 +60,7 @@ class HostAddress:
 
     @property
     def key(self) -> str:
-        """Equal for the same host by the same credentials; tells nothing of them."""
+        """A hash: equal for the same host, host keys and credentials, and reveals nothing of them."""
         secrets = [self.credentials.private_key, self.credentials.password]
         parts = [self.host, str(self.port), self.known_hosts, self.credentials.username]
         parts += [each.reveal() if each else "" for each in secrets]
@@ -68,7 +68,7 @@ class HostAddress:
 
 
 class _Connection:
-    """One host's. retired: nothing new is sent over it, and whoever uses it last closes it."""
+    """The connection to one host. retired: no new script uses the connection, and its last user closes it."""
 
     def __init__(self, address: HostAddress) -> None:
         self._address = address
@@ -81,7 +81,7 @@ class _Connection:
         self.retired = False
 
     def session(self, until: float) -> paramiko.Channel:
-        """A channel of it, connected first if need be; whoever waits for that shares what comes of it."""
+        """Open a channel; connect first if need be. Threads that wait for the connection share its outcome."""
         if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
             raise TimeoutError
         try:
@@ -106,17 +106,18 @@ class _Connection:
 
 
 class Hosts:
-    """Connections by host and credentials; those that nobody used for a while are closed."""
+    """Connections by host and credentials. Each run() closes those that have not been used for IDLE_S."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connections: dict[str, _Connection] = {}
 
     def run(self, address: HostAddress, script: str, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """What the script answers to the request, within limit_s, which the request is told with the rest of it.
+        """Return what the script answers to the request within limit_s; the script is told how much of it is left.
 
-        Errors: CredentialsInvalid, HostUntrusted, Unreachable, DeadlineExceeded, Throttled, InvalidManifest for a key
-        that is none; and what the script answers as {"error": class of datastore.errors, "message": text}.
+        Errors: CredentialsInvalid, HostUntrusted, Unreachable, DeadlineExceeded, Throttled; InvalidManifest for a key
+        that can't be parsed; InvalidRequest without Python; ServerFault when the script fails; and what the script
+        answers as {"error": class of datastore.errors, "message": text}.
         """
         until = time.monotonic() + limit_s
         with self._connection(address) as connection:
@@ -125,7 +126,7 @@ class Hosts:
             try:
                 status, output, said = _run(connection, script, request, until)
             except (OSError, EOFError, paramiko.SSHException) as error:
-                # It may be half dead; the next request makes another one, and others on this one may still end well.
+                # The connection may be half dead: the next run() makes a new one; scripts on this one may go on.
                 connection.retired = True
                 if isinstance(error, TimeoutError):
                     raise DeadlineExceeded(f"NFS host {address} did not answer within {limit_s:.0f} s") from error
@@ -171,7 +172,7 @@ class Hosts:
 
 
 def _run(connection: _Connection, script: str, request: Mapping[str, Any], until: float) -> tuple[int, bytes, bytes]:
-    """The exit status, standard output and standard error. Errors: those of paramiko and of the connection."""
+    """Return exit status, standard output and standard error. Errors: those of paramiko and of the connection."""
     program = script.encode()
     with connection.session(until) as channel:
         channel.settimeout(max(0.1, until - time.monotonic()))
@@ -195,7 +196,7 @@ def _run(connection: _Connection, script: str, request: Mapping[str, Any], until
 
 
 def _connected(address: HostAddress) -> paramiko.SSHClient:
-    """Logged in, with a host key that is known. Errors: as those of Hosts.run."""
+    """Log in to a host, whose key must be known. Errors: see Hosts.run."""
     credentials = address.credentials
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -236,10 +237,7 @@ def _refusal(address: HostAddress, error: Exception) -> DatastoreError:
 
 
 def known_hosts(text: str) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Names and keys of a known_hosts file; keys of a type that is not used here are left out.
-
-    Errors: InvalidManifest for a line that is none.
-    """
+    """Yield names and keys of known_hosts lines; skip types that paramiko does not know. Errors: InvalidManifest."""
     for line in map(str.strip, text.splitlines()):
         if not line or line.startswith("#"):
             continue
@@ -254,7 +252,7 @@ def known_hosts(text: str) -> Iterator[tuple[str, paramiko.PKey]]:
 
 
 def private_key(text: str) -> paramiko.PKey:
-    """A private key of any type, as ssh-keygen writes it. Errors: InvalidManifest, without a word of it."""
+    """Parse a private key as ssh-keygen writes it. Errors: InvalidManifest, whose text shows nothing of the key."""
     for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
         try:
             return kind.from_private_key(io.StringIO(text))
