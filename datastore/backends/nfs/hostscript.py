@@ -42,7 +42,6 @@ SERVER_THREADS = Path("/proc/fs/nfsd/threads")
 LOCK = ".datastore.lock"
 UNFINISHED, PROBE, DELETED, ARCHIVED, CLIENTS = ".new_", ".datastore.probe-", ".deleted_", "archived_", ".clients_"
 MARK = "owner.json"
-MARK_BYTES = 4096
 COMMAND_S = 6.0
 LEFT_S = 1.5
 """How much of a request's time the removal of files leaves for the rest; the wait for the lock leaves twice as much."""

@@ -8,12 +8,13 @@ import stat
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, Caller, Fh
-from datastore.fuse.store.base import WriteOptions
+from datastore.fuse.ops import ROOT_INO, Caller, Fh, SetAttr
+from datastore.fuse.store.base import ObjectInfo, WriteOptions
 from datastore.fuse.vfs.tree.listing import Listing
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.driving import resolve
 from tests.kernelkeeps import Room
+from tests.localfs import ME
 from tests.mounted import Client, World, failing
 from tests.promises import promise
 
@@ -263,6 +264,27 @@ class TestObjectsThatStandForDirectories:
         one.local.rmdir("dir")
         assert world.all_keys() == []
         assert one.local.listdir("") == []
+
+    def test_an_answer_from_before_a_change_is_not_taken(
+        self, world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("dir", "other"):
+            world.tool.put(name, b"", MARKER)
+        ino = one.local.stat("dir").ino
+        world.later()
+        head = one.faulty.head
+
+        async def answered_late(key: str) -> ObjectInfo:
+            info = await head(key)
+            if key == "dir":
+                monkeypatch.undo()
+                await one.fs.core.loop.spawn(one.fs.setattr(ME, ino, Fh(0), SetAttr(mode=0o750)))
+            return info
+
+        monkeypatch.setattr(one.faulty, "head", answered_late)
+        one.local.scandir("", plus=True)
+        assert one.faulty.head == head, "the answer was late"
+        assert one.local.stat("dir").mode == stat.S_IFDIR | 0o750
 
     def test_a_file_that_comes_in_its_place_is_a_file(self, world: World, one: Client) -> None:
         world.tool.put("dir", b"", MARKER)

@@ -288,3 +288,4 @@ def test_a_removal_that_fails_after_a_restart_loses_nothing(
     assert world.body("f") == b"newest!"
     assert world.body("other") == b"other"
     assert not list((client.fs.core.staging_dir.parent / "removed").iterdir())
+    assert not list(client.fs.core.staging_dir.iterdir())
