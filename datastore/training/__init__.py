@@ -1,4 +1,4 @@
-"""Launches TrainingJobs: what all launchers share is pure; local/ runs one on this machine.
+"""Launches TrainingJobs: local/ runs them on this machine, cluster/ in Kubernetes; what both share is pure.
 
 import datastore.training
 job = datastore.training.submit("job.yaml")
@@ -16,7 +16,7 @@ __all__ = ["Job", "job", "submit"]
 
 
 def __getattr__(name: str) -> Any:
-    """The functions for notebooks, loaded when somebody asks: the controller uses the pure parts only."""
+    """Import the functions for notebooks at their first use, as the controller needs only the pure parts."""
     if name in __all__:
         import datastore.training.notebook as notebook
 

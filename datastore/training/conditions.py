@@ -1,4 +1,4 @@
-"""Conditions of a TrainingJob in the form of meta/v1. Pure."""
+"""Sets conditions of a TrainingJob, in the form of meta/v1. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from datastore.api.status import Condition
 
 SAVING = "Saving"
-"""Reason of Saved=False: its result is being saved."""
+"""Reason of Saved=False while the result of the job is being saved."""
 
 
 def with_condition(
     before: Sequence[Condition], kind: str, holds: bool, reason: str, message: str, now: datetime
 ) -> list[Condition]:
-    """The conditions with this one set; its time moves only when it changes between true and false."""
+    """Return the conditions with this one set; lastTransitionTime changes only when the status does."""
     status = "True" if holds else "False"
     old = next((each for each in before if each.type == kind), None)
     since = old.last_transition_time if old and old.status == status else now

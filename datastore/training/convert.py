@@ -1,7 +1,7 @@
-"""From Kubeflow's TFJob, PyTorchJob, MPIJob and Trainer's TrainJob to a TrainingJob and the Datastores it needs. Pure.
+"""Converts Kubeflow's TFJob, PyTorchJob, MPIJob and TrainJob to a TrainingJob and the Datastores that it needs. Pure.
 
-The fields are those of kubeflow.org/v1 (TFJob, PyTorchJob), kubeflow.org/v1 and v2beta1 (MPIJob) and
-trainer.kubeflow.org/v1alpha1 (TrainJob). What has no counterpart is not dropped silently: each is a note.
+The fields read are those of kubeflow.org/v1 (TFJob, PyTorchJob), kubeflow.org/v1 and v2beta1 (MPIJob) and
+trainer.kubeflow.org/v1alpha1 (TrainJob). A field that has no counterpart is left out, and a note says so.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _S3 = re.compile(r"s3://([^/]+)/?(.*)")
 
 @dataclass(slots=True)
 class Converted:
-    """YAML documents, the TrainingJob first, and what a person has to look at."""
+    """documents: the YAML documents, the TrainingJob first. notes: differences that the user should check."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def convert(document: Mapping[str, Any]) -> Converted:
-    """One object of another launcher. Errors: InvalidManifest, for any other kind."""
+    """Convert one object. Errors: InvalidManifest when its kind is not one of KINDS or it has no spec."""
     kind = str(document.get("kind"))
     spec = document.get("spec")
     if kind not in KINDS or not isinstance(spec, Mapping):
@@ -122,7 +122,7 @@ def _role(role: str, replica: Mapping[str, Any], fields: dict[str, Any], made: C
 def _container(
     container: Mapping[str, Any], pod: Mapping[str, Any], fields: dict[str, Any], made: Converted
 ) -> dict[str, Any]:
-    """The fields of a role; Datastores go to the whole job."""
+    """Return the fields of a role; add the working directory and the Datastores to `fields`, as they are the job's."""
     found = {name: container[name] for name in ("image", "command", "args") if container.get(name)}
     environment = []
     for variable in container.get("env") or []:
@@ -160,7 +160,7 @@ def _volumes(
     fields: dict[str, Any],
     made: Converted,
 ) -> None:
-    """A claim becomes a Datastore; other volumes go with the pod."""
+    """Turn each volume that is a PersistentVolumeClaim into a Datastore; keep other volumes in the role's template."""
     volumes = {each.get("name"): each for each in pod.get("volumes") or []}
     rest: dict[str, Any] = {"volumes": [], "volumeMounts": []}
     for mount in container.get("volumeMounts") or []:
@@ -189,7 +189,7 @@ def _mount(shown: dict[str, Any], source: dict[str, Any], fields: dict[str, Any]
 
 
 def _launcher(spec: Mapping[str, Any], fields: dict[str, Any], made: Converted) -> None:
-    """Here the master takes part: one worker less, and the master has what a worker has."""
+    """Make the launcher a master that takes part in the training: drop one worker, give the master its resources."""
     roles = fields["roles"]
     worker, master = roles.get("worker"), roles["master"]
     if worker and not spec.get("runLauncherAsWorker"):
@@ -208,7 +208,7 @@ def _launcher(spec: Mapping[str, Any], fields: dict[str, Any], made: Converted) 
 
 
 def _hoist(fields: dict[str, Any]) -> None:
-    """What all roles have alike stands once, for the job."""
+    """Move the fields that are equal in all roles to the job."""
     roles = fields["roles"]
     running = [each for each in roles.values() if each.get("replicas") != 0]
     for name in ("image", "command", "args", "env", "resources", "template"):

@@ -1,4 +1,4 @@
-"""What a launcher does for a TrainingJob: the one interface of the command and of notebooks to all of them."""
+"""The interface by which the command and notebooks use every launcher of TrainingJobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobExists(DatastoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One job, its training cluster and what became of it. where: 'local' or the name of a cluster's context."""
+    """One job, its status and the evidence of its replicas. where: 'local' or 'cluster'."""
 
     job: TrainingJob
     status: TrainingJobStatus
@@ -32,7 +32,7 @@ class Observed:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will change by itself any more."""
+        """Whether the job has ended and its result, if it is to be saved, is saved or could not be saved."""
         if self.status.phase == "Succeeded" and self.job.spec.save is not None:
             return any(each.type == "Saved" and each.reason != SAVING for each in self.status.conditions or [])
         return self.status.phase in ("Succeeded", "Failed")
@@ -40,7 +40,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of one replica, without its end."""
+    """One line of the log of one replica, without its newline."""
 
     role: RoleName
     index: int
@@ -48,41 +48,39 @@ class LogLine:
 
 
 class Driver(Protocol):
-    """Runs training clusters. Errors of all methods: NoSuchJob and any other DatastoreError.
-
-    Every call is idempotent but create.
-    """
+    """Runs training jobs. Every call but create is idempotent. Errors of all: NoSuchJob and other DatastoreErrors."""
 
     def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
-        """Make the job and let it run, unless it is suspended. Errors: JobExists; then, and at any, nothing is left."""
+        """Create the job and let it run unless it is suspended. Errors: JobExists. After any error nothing is left."""
         ...
 
     def observe(self, name: str, namespace: str) -> Observed:
-        """What it does now, or did."""
+        """Return the present state of the job, or its last state if it has ended."""
         ...
 
     def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
-        """All jobs, of one namespace or of all, by name."""
+        """Return all jobs of a namespace, or of all namespaces (None), by name."""
         ...
 
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
-        """Stop it and give everything back, or let it go on. Errors: DatastoreError when it has finished."""
+        """Stop the job and free its resources, or let it go on. Errors: DatastoreError when it has finished."""
         ...
 
     def free(self, name: str, namespace: str) -> float:
-        """End all its processes at once; the job, its logs and its numbers stay. Returns the seconds that took."""
+        """End all processes of the job, keep its logs and figures, and return how many seconds that took."""
         ...
 
     def logs(
         self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
     ) -> Iterator[LogLine]:
-        """What its replicas wrote, each from the beginning of what is left; follow: until the job has finished."""
+        """Yield the lines of the replicas' logs, from the oldest line kept. follow: go on until the job has ended."""
         ...
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
-        """What each running replica uses now: role, index, cpu, memory, received, sent, gpu, gpuMemory; or why."""
+        """Return what each running replica uses now: role and index, and those of cpu, memory, received, sent, gpu and
+        gpuMemory that are known, or else `why`, the reason why nothing is known."""
         ...
 
     def delete(self, name: str, namespace: str) -> None:
-        """End it and forget it; what is in its Datastores stays."""
+        """End and remove the job; what is in its Datastores stays."""
         ...

@@ -1,4 +1,4 @@
-"""What is left of a training when nothing of it runs any more: exit codes, times, the ends of the logs, the resources
+"""The evidence that is kept of a training after its end: exit codes, times, the ends of the logs, and the resources
 used. Pure, and the same for every launcher."""
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from datastore.metering import Usage
 from datastore.training.policy import State
 
 LOG_BYTES = 64 << 10
-"""Of each replica, the end of its log."""
+"""The most bytes that are kept of the end of a replica's log."""
 TOTAL_BYTES = 1 << 20
-"""Of all together: what an object in etcd may have."""
+"""The most bytes that the evidence of all replicas may have together: the limit of an object in etcd."""
 _OVERHEAD_BYTES = 2 << 10
-"""Of a replica without its log, as JSON; generously."""
+"""A generous estimate of the JSON of one replica without its log."""
 _ESCAPED = 2
-"""JSON writes a newline, a quote and a backslash as two bytes."""
+"""By how much JSON may lengthen a log: it writes a newline, a quote and a backslash as two bytes."""
 
 
 class ReplicaEvidence(Part):
-    """One replica: its last run, and how often it was started before."""
+    """The last run of one replica, and how often the replica was started again."""
 
     role: RoleName = Field(description="Its role.")
     index: Count = Field(description="Its index in the role.")
@@ -42,24 +42,24 @@ class ReplicaEvidence(Part):
 
     @property
     def name(self) -> str:
-        """'worker-0'."""
+        """The replica's name, such as 'worker-0'."""
         return f"{self.role}-{self.index}"
 
 
 class Evidence(Part):
-    """All replicas of one job."""
+    """The evidence of all replicas of one job."""
 
     replicas: Annotated[list[ReplicaEvidence], Field(default_factory=list)] = Field(description="By role and index.")
 
 
 def log_bytes(replicas: int) -> int:
-    """How many bytes of each log are kept, so that all of it stays within TOTAL_BYTES."""
+    """Return how many bytes of each log to keep, so that the evidence fits into TOTAL_BYTES; at least 256."""
     share = TOTAL_BYTES // max(1, replicas) - _OVERHEAD_BYTES
     return max(256, min(LOG_BYTES, share // _ESCAPED))
 
 
 def tail(log: bytes, size: int) -> str:
-    """The end of a log as text, from the beginning of a line on where there is one."""
+    """Return the last `size` bytes of a log as text, without a first line that is cut, unless no other line follows."""
     if len(log) <= size:
         return log.decode(errors="replace")
     end = log[-size:]
@@ -68,7 +68,7 @@ def tail(log: bytes, size: int) -> str:
 
 
 def with_logs(replicas: Sequence[ReplicaEvidence], logs: Sequence[bytes]) -> Evidence:
-    """The evidence with the end of each log, bounded in all."""
+    """Return the evidence with the end of each log, as long as log_bytes() allows."""
     size = log_bytes(len(replicas))
     pairs = zip(replicas, logs, strict=True)
     return Evidence(replicas=[each.model_copy(update={"log": tail(log, size)}) for each, log in pairs])

@@ -1,4 +1,4 @@
-"""Which launcher has a job, for the command and for notebooks: this machine's, or the cluster of kubectl's context."""
+"""Finds the launcher that has a job, for the command and for notebooks: this machine's, or that of a cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Launcher = LocalDriver | KubernetesDriver
 
 
 def of_cluster(environment: Mapping[str, str] = os.environ) -> KubernetesDriver:
-    """The cluster of kubectl's context, with its namespace. Errors: DatastoreError when none is configured."""
+    """Return the driver for the cluster and namespace of kubectl's context. Errors: DatastoreError without one."""
     return KubernetesDriver(of_context(environment))
 
 
 def existing(name: str, namespace: str = "") -> tuple[Launcher, str]:
-    """Where this job is, and its namespace: on this machine, or else in the cluster, if one is configured.
-
-    namespace '': DEFAULT_NAMESPACE on this machine, and that of kubectl's context in a cluster.
-    """
+    """Return the launcher of a job and the job's namespace: the launcher of this machine if the job is here or no
+    cluster is configured, else that of the cluster. namespace '': DEFAULT_NAMESPACE on this machine, and the namespace
+    of kubectl's context in a cluster."""
     if directory_of(name, namespace or DEFAULT_NAMESPACE).job_file.exists():
         return LocalDriver(), namespace or DEFAULT_NAMESPACE
     try:

@@ -1,4 +1,4 @@
-"""For programs and notebooks: submit a job and look at it. What `datastore job submit` does, as a function."""
+"""Functions with which programs and notebooks submit a job, as `datastore job submit` does, and observe it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_LINES = 10
 
 
 class Job:
-    """A TrainingJob that was submitted. In a notebook it shows itself; watch() does so until it has finished."""
+    """A submitted TrainingJob, which a notebook shows as a table. watch() renews that until the job has finished."""
 
     def __init__(self, driver: Driver, name: str, namespace: str) -> None:
         self.name = name
@@ -32,20 +32,20 @@ class Job:
         self._driver = driver
 
     def observe(self) -> Observed:
-        """What it does now, or did. Errors: DatastoreError."""
+        """Return the present state of the job, or its last state if it has ended. Errors: DatastoreError."""
         return self._driver.observe(self.name, self.namespace)
 
     @property
     def phase(self) -> str:
-        """Pending, Running, Restarting, Suspended, Scheduled, Succeeded or Failed."""
+        """The phase: Pending, Running, Restarting, Suspended, Scheduled, Succeeded or Failed."""
         return self.observe().status.phase or "Pending"
 
     def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
-        """What its replicas wrote; follow: until it has finished."""
+        """Yield the lines of the replicas' logs. follow: go on until the job has ended."""
         return self._driver.logs(self.name, self.namespace, follow=follow)
 
     def wait(self, timeout_s: float | None = None) -> Observed:
-        """Until it has finished. Errors: TimeoutError; the job goes on."""
+        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job goes on."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (observed := self.observe()).finished:
             if deadline is not None and time.monotonic() > deadline:
@@ -54,10 +54,8 @@ class Job:
         return observed
 
     def watch(self) -> Observed:
-        """Until it has finished, with a living table in a notebook, and a line for each change elsewhere.
-
-        An interrupt ends the looking, not the job.
-        """
+        """Show the job until it has finished: in a notebook a table that is renewed, elsewhere a line per change.
+        An interrupt ends the watching, not the job."""
         show = _display()
         before = ""
         while True:
@@ -73,21 +71,21 @@ class Job:
             time.sleep(_POLL_S)
 
     def free(self) -> float:
-        """End everything of it at once; its logs and numbers stay. Returns the seconds that took."""
+        """End all processes of the job, keep its logs and figures, and return how many seconds that took."""
         return self._driver.free(self.name, self.namespace)
 
     def delete(self) -> None:
-        """End it and forget it; what is in its Datastores stays."""
+        """End and remove the job; what is in its Datastores stays."""
         self._driver.delete(self.name, self.namespace)
 
     def __repr__(self) -> str:
         return f"<TrainingJob {_line(self.observe())}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the states and figures of the replicas, and the newest lines."""
+        """Return what a notebook shows: the states and figures of the replicas, and the last _SHOWN_LINES log lines."""
         observed = self.observe()
         now: dict[tuple[str, int], dict[str, Any]] = {}
-        with suppress(DatastoreError):  # where they can't be told now
+        with suppress(DatastoreError):  # then the figures of the evidence are shown
             now = {(each["role"], each["index"]): each for each in self._driver.metrics(self.name, self.namespace)}
         rows = []
         for each in observed.evidence.replicas:
@@ -112,12 +110,10 @@ def submit(
     container: bool = False,
     cluster: bool = False,
 ) -> Job:
-    """Submit a TrainingJob on this machine, or in the cluster of kubectl's context, and show it if this is a notebook.
-
-    manifest: a YAML file, or its documents as mappings (the job, its Datastores, their Secrets). name: which job, if
-    there are several. container: run its image by podman or docker. cluster: run it there. Errors: DatastoreError;
-    then nothing is left.
-    """
+    """Submit a TrainingJob to this machine, or to a cluster, and show it if this is a notebook.
+    manifest: a YAML file, or its documents as mappings (the job, its Datastores, their Secrets). name: the job's, if
+    the manifest has several. container: run the job's image by podman or docker on this machine. cluster: run the job
+    in the cluster of kubectl's context. Errors: DatastoreError, with nothing left behind."""
     if isinstance(manifest, str | Path):
         loaded = load(manifest, KIND)
     else:
@@ -132,10 +128,8 @@ def submit(
 
 
 def job(name: str, namespace: str = "") -> Job:
-    """A TrainingJob that was submitted before, here or in the cluster. Errors: NoSuchJob.
-
-    namespace '': on this machine "default", in the cluster that of kubectl's context.
-    """
+    """Return a TrainingJob that was submitted before, to this machine or to the cluster. Errors: NoSuchJob.
+    namespace '': "default" on this machine, and that of kubectl's context in the cluster."""
     driver, namespace = existing(name, namespace)
     driver.observe(name, namespace)
     return Job(driver, name, namespace)
@@ -149,7 +143,7 @@ def _line(observed: Observed) -> str:
 
 
 def _display() -> Any:
-    """What shows an object and replaces it the next time, in a notebook; None elsewhere."""
+    """Return a function that displays a Job and replaces the display at later calls; None outside of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is None or not hasattr(shell, "kernel"):

@@ -1,9 +1,9 @@
-"""The run policy: what becomes of a job, seen from what its tasks did. Pure, and shared by all launchers.
+"""The run policy: it decides from the states of a job's tasks what to do next. Pure, and shared by all launchers.
 
-A launcher calls `decide` whenever a task changed and when time passed, and does what the decision says.
+A launcher calls `decide` when the state of a task has changed and again after some time, and carries out the decision.
 
-Exit codes: 0 is success, 1 to 127 are the program's own failures and end the job, 128 and above (a signal: 137 is a
-kill, 143 an eviction) and a lost node are nobody's fault and are tried again, `backoff_limit` times in all.
+Exit codes: 0 is success; 1 to 127 are failures of the program, and end the job. After 128 and above (a signal: 137 is
+a kill, 143 an eviction) and after the loss of a node, tasks are restarted, at most `backoff_limit` times in all.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ MAX_DELAY_S = 60.0
 
 
 class State(StrEnum):
-    """Of a task."""
+    """The state of a task."""
 
     PENDING = "Pending"
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     FREED = "Freed"
-    """Ended by the launcher."""
+    """The launcher has ended the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """What a task does now. lost: its machine is gone, so there is no exit code. reason: of a failure, for people."""
+    """The state of a task. lost: its machine or pod was taken away. reason: more about a failure, for people."""
 
     task: Task
     state: State
@@ -44,20 +44,20 @@ class TaskState:
 
     @property
     def retriable(self) -> bool:
-        """Whether it failed, and not by its own fault."""
+        """Whether the task failed for a reason that is not in its program, so that it may be started again."""
         by_signal = self.exit_code is not None and self.exit_code >= FIRST_RETRIED_CODE
         return self.state is State.FAILED and (self.lost or by_signal)
 
     @property
     def failure(self) -> str:
-        """Such as 'worker-0 ended with exit code 137 (OOMKilled)'."""
+        """The failure in words, such as 'worker-0 ended with exit code 137 (OOMKilled)'."""
         what = "was lost with its machine" if self.lost else f"ended with exit code {self.exit_code}"
         return f"{self.task.name} {what}{f' ({self.reason})' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
-    """The policy of one job, every default applied."""
+    """The policy of one job, with every default filled in."""
 
     success: Literal["chief", "allWorkers"]
     restart: Literal["replica", "all"]
@@ -68,7 +68,7 @@ class RunPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a launcher sees: all tasks, restarts so far, seconds since the start, and since the training succeeded."""
+    """What decide() looks at: all tasks, restarts so far, seconds since the start, and since the training succeeded."""
 
     tasks: Sequence[TaskState]
     restarts: int = 0
@@ -78,14 +78,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do but wait; no longer than so many seconds, if any, until the next look."""
+    """Wait. seconds: the most until decide() has to be called again; None: no limit."""
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start these tasks again, after so many seconds; those of them that run are ended at once."""
+    """End these tasks at once if they run, and start them again after delay_s."""
 
     tasks: tuple[Task, ...]
     delay_s: float
@@ -94,14 +94,14 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The training has succeeded: end these tasks, and wait for the evaluator."""
+    """The training has succeeded: end these tasks, and let the evaluator go on."""
 
     tasks: tuple[Task, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over: end everything. reason: one CamelCase word, for conditions."""
+    """The job has ended: end all its tasks. reason: one CamelCase word, for conditions."""
 
     succeeded: bool
     reason: str
@@ -112,7 +112,7 @@ Decision = Wait | Restart | Release | Finish
 
 
 def policy_of(spec: TrainingJobSpec, topology: Topology) -> RunPolicy:
-    """What the job says, else what its framework does."""
+    """Return the policy that the job's spec sets; its framework sets success and restart where the spec does not."""
     framework = FRAMEWORKS[spec.framework]
     return RunPolicy(
         success=spec.success or framework.success,
@@ -124,7 +124,7 @@ def policy_of(spec: TrainingJobSpec, topology: Topology) -> RunPolicy:
 
 
 def decide(policy: RunPolicy, seen: Seen) -> Decision:
-    """What to do now. Failures go before success, and success before the deadline."""
+    """Return what to do. A final failure comes before success, then the deadline, then the restart of failed tasks."""
     failed = [each for each in seen.tasks if each.state is State.FAILED]
     if broken := next((each for each in failed if not each.retriable), None):
         return Finish(False, "TaskFailed", broken.failure)
@@ -146,12 +146,12 @@ def _again(policy: RunPolicy, seen: Seen, failed: Sequence[TaskState]) -> Decisi
 
 
 def restart_delay_s(restarts: int) -> float:
-    """Seconds before a restart: 1, 2, 4 and so on, a minute at most."""
+    """Return the seconds before a restart: 1, 2, 4 and so on, at most a minute."""
     return float(min(2 ** min(restarts, 16), MAX_DELAY_S))
 
 
 def _trained(policy: RunPolicy, tasks: Sequence[TaskState]) -> bool:
-    """Whether the training itself has succeeded; the evaluator may go on."""
+    """Return whether the training itself has succeeded, whatever the evaluator and parameter servers do."""
     workers = [each for each in tasks if each.task.role in ("master", "worker")]
     wanted = workers[:1] if policy.success == "chief" else workers
     return all(each.state is State.SUCCEEDED for each in wanted)

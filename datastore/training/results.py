@@ -1,4 +1,4 @@
-"""spec.save: where the result of a training lies, and who made it. Pure."""
+"""Where the result of a training is that spec.save saves, and which command made it. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from datastore.errors import InvalidManifest
 
 
 def place_of_result(job: TrainingJob) -> tuple[str, str]:
-    """The Datastore and the path in it ('' for all of it) of the directory that spec.save.from names.
-
-    Of two Datastores of which one is mounted below the other, the inner one has it. Errors: InvalidManifest when no
-    Datastore of the job is there, or that one is read-only.
-    """
+    """Return the Datastore of the directory that spec.save.from names, and the directory's path in it ('': its root).
+    If a Datastore is mounted below another one, the inner one counts. Errors: InvalidManifest when the directory is in
+    no Datastore of the job, or in a read-only one."""
     assert job.spec.save is not None
     wanted = PurePosixPath("/", job.spec.save.source)
     where = f"TrainingJob {job.name}: spec.save.from"
@@ -29,12 +27,12 @@ def place_of_result(job: TrainingJob) -> tuple[str, str]:
 
 
 def chief_of(spec: TrainingJobSpec) -> RoleName:
-    """The role whose first replica leads, and saves."""
+    """Return the role whose first replica is the chief, which leads and saves: master, or worker without a master."""
     return "worker" if role_of(spec, "master").replicas == 0 else "master"
 
 
 def command_of_result(job: TrainingJob) -> list[str]:
-    """The words with which the chief made it."""
+    """Return the command and the arguments with which the chief made the result."""
     chief = role_of(job.spec, chief_of(job.spec))
     command = chief.command if chief.command is not None else job.spec.command or []
     arguments = chief.args if chief.args is not None else job.spec.args or []

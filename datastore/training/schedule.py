@@ -1,4 +1,4 @@
-"""When a scheduled job runs, and when a finished one is deleted. Pure: the time is given."""
+"""When a scheduled job runs, and when a finished job is deleted. Pure: the caller gives the present time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from datastore.api.trainingjob import TrainingJob
 from datastore.errors import InvalidManifest
 
 _LOOKED_BACK_H = (1, 24, 24 * 31, 24 * 366)
-"""The newest of many times is looked for from near to far: a job of every minute has 60 in the first hour."""
+"""The hours that due() looks back for the newest time: in the first, a job of every minute has only 60 times."""
 
 
 def check(job: TrainingJob) -> None:
-    """Errors: InvalidManifest, for a schedule that is none and a time zone that nobody knows."""
+    """Check the job's schedule and time zone. Errors: InvalidManifest when one of them is not valid."""
     if job.spec.schedule is not None:
         next_run(job, datetime.now(UTC))
 
 
 def next_run(job: TrainingJob, after: datetime) -> datetime:
-    """The first time of the schedule after `after`, in UTC. Errors: InvalidManifest."""
+    """Return the first time of the schedule later than `after`, in UTC. Errors: InvalidManifest, as in check()."""
     assert job.spec.schedule is not None, "it has no schedule"
     where = f"TrainingJob {job.name}"
     try:
@@ -38,7 +38,8 @@ def next_run(job: TrainingJob, after: datetime) -> datetime:
 
 
 def due(job: TrainingJob, last: datetime, now: datetime) -> datetime | None:
-    """The time that has come since `last`, if any; of several, as after a sleep of the machine, the newest only."""
+    """Return the newest time of the schedule after `last` and until `now`, or None. Older times are skipped: after a
+    sleep of the machine there may be many."""
     if next_run(job, last) > now:
         return None
     for hours in _LOOKED_BACK_H:
@@ -51,18 +52,18 @@ def due(job: TrainingJob, last: datetime, now: datetime) -> datetime | None:
 
 
 def run_name(job: TrainingJob, time: datetime) -> str:
-    """Name of the run of that time: NAME-YYMMDDHHMM, in UTC."""
+    """Return the name of the run at that time: NAME-YYMMDDHHMM, in UTC."""
     return f"{job.name}-{time.astimezone(UTC):%y%m%d%H%M}"
 
 
 def run_of(job: TrainingJob, time: datetime) -> TrainingJob:
-    """The TrainingJob of one run: the same without the schedule."""
+    """Return the TrainingJob of one run: the same job under the run's name, without the schedule."""
     spec = job.spec.model_copy(update={"schedule": None})
     metadata = job.metadata.model_copy(update={"name": run_name(job, time)})
     return job.model_copy(update={"spec": spec, "metadata": metadata, "status": None})
 
 
 def expires(job: TrainingJob, completed: datetime) -> datetime | None:
-    """When a job that ended at `completed` is deleted; None: never."""
+    """Return when a job that ended at `completed` is to be deleted; None: never."""
     ttl_s = job.spec.ttl_seconds_after_finished
     return None if ttl_s is None else completed + timedelta(seconds=ttl_s)

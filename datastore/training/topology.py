@@ -1,6 +1,6 @@
-"""Who takes part in a training: the tasks of a TrainingJob, their ranks, their GPUs and their addresses. Pure.
+"""The tasks of a TrainingJob, their ranks, their GPUs and their addresses. Pure.
 
-A *task* is one replica of one role. Its *rank* counts master and workers, the master first: what collectives number.
+A *task* is one replica of one role. Its *rank*, for collective operations, counts the master first, then the workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datastore.api.trainingjob import ROLES, RoleName, TrainingJobSpec, replicas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where the others reach a task: its host and one port, which is the task's own."""
+    """Where other tasks reach a task: its host, and the port that is set aside for it."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Task:
-    """One replica: role, index in it, and how many GPUs it has."""
+    """One replica: its role, its index in the role, and how many GPUs it has."""
 
     role: RoleName
     index: int
@@ -32,16 +32,14 @@ class Task:
 
     @property
     def name(self) -> str:
-        """'worker-0': with the job's name before it, the name of its pod, log and cgroup."""
+        """The task's name, such as 'worker-0'. The names of its pod, log and cgroup are made from it."""
         return f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All tasks of one job, by role as in ROLES, with the address of each.
-
-    one_host: they share a host and its loopback interface, as on a laptop.
-    """
+    """All tasks of one job, by role as in ROLES, and the address of each, in the same order. one_host: the tasks share
+    a host and its loopback interface, as on a laptop."""
 
     job: str
     tasks: tuple[Task, ...]
@@ -49,40 +47,39 @@ class Topology:
     one_host: bool = False
 
     def of(self, role: RoleName) -> list[Task]:
-        """The tasks of a role, by index."""
+        """Return the tasks of a role, by index."""
         return [task for task in self.tasks if task.role == role]
 
     def address(self, task: Task) -> Address:
-        """Where the task is."""
         return self.addresses[self.tasks.index(task)]
 
     def hosts(self, role: RoleName) -> list[str]:
-        """'host:port' of each task of a role."""
+        """Return 'host:port' of each task of a role."""
         return [str(self.address(task)) for task in self.of(role)]
 
     @property
     def ranked(self) -> list[Task]:
-        """Master and workers by rank."""
+        """The master and the workers, by rank."""
         return [*self.of("master"), *self.of("worker")]
 
     @property
     def chief(self) -> Task:
-        """The master, else worker 0: rank 0."""
+        """The task with rank 0: the master, or worker 0 in a job without a master."""
         return self.ranked[0]
 
     def first_rank(self, role: RoleName) -> int:
-        """Rank of index 0 of a role: with it, rank is first_rank + index. 0 for roles without ranks."""
+        """Return the rank of a role's first task, to which a task's index is added; 0 for roles without ranks."""
         return len(self.of("master")) if role == "worker" else 0
 
 
 def split_gpus(gpus: int, per_task: int) -> list[int]:
-    """GPUs of each task: (100, 8) -> [4, 8, 8, ...], 13 in all. The rest comes first, so that all workers are alike."""
+    """Return each task's GPUs: (100, 8) gives [4, 8, 8, ...], 13 tasks. The rest is first, so all workers are alike."""
     rest = gpus % per_task
     return ([rest] if rest else []) + [per_task] * (gpus // per_task)
 
 
 def tasks_of(spec: TrainingJobSpec) -> tuple[Task, ...]:
-    """The tasks of a job, by role as in ROLES and by index."""
+    """Return the tasks of a job, by role as in ROLES and by index."""
     shares: list[int] = []
     if spec.gpus is not None and spec.gpus_per_task is not None:
         shares = split_gpus(spec.gpus, spec.gpus_per_task)
@@ -97,7 +94,7 @@ def tasks_of(spec: TrainingJobSpec) -> tuple[Task, ...]:
 def topology_of(
     job: str, spec: TrainingJobSpec, address: Callable[[Task], Address], *, one_host: bool = False
 ) -> Topology:
-    """The topology of a job whose driver says where each task is."""
+    """Return the topology of a job. address: returns the address of a task, as its driver chooses it."""
     tasks = tasks_of(spec)
     return Topology(job=job, tasks=tasks, addresses=tuple(address(task) for task in tasks), one_host=one_host)
 

@@ -1,8 +1,8 @@
-"""The environment and the words of a command, as a container gets them. Pure.
+"""Makes the environment and the command line of a task, as Kubernetes does for a container. Pure.
 
-$(NAME) stands for a variable that was set before, $$(NAME) for that text itself, and what is not set stays as it is:
-the rules of Kubernetes (kubernetes.io/docs, "Define Dependent Environment Variables"), kept so that one file means the
-same everywhere.
+$(NAME) stands for a variable that was set before, $$(NAME) for the text $(NAME), and $(NAME) stays as it is if NAME is
+not set. These are the rules of Kubernetes (kubernetes.io/docs, "Define Dependent Environment Variables"); with them a
+job's file means the same on a laptop and in a cluster.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from datastore.training.topology import Task, Topology
 _REFERENCE = re.compile(r"\$(\$|\(([^()$]*)\))")
 
 Lookup = Callable[[EnvironmentVariable], str | None]
-"""Finds the value of a variable that has valueFrom; None leaves it out. Errors: InvalidManifest."""
+"""Returns the value of a variable that has valueFrom; None leaves the variable out. Errors: InvalidManifest."""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """The text with its references replaced."""
+    """Return the text with its references to variables replaced."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] == "$":
@@ -33,7 +33,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, token: str = "") -> dict[str, str]:
-    """The variables of a task in the order in which they may refer to each other: ours, the framework's, the user's."""
+    """Return the variables of a task: ours, the framework's, then the user's; each may refer to those before it."""
     framework = FRAMEWORKS[job.spec.framework]
     ranked = task.role in ("master", "worker")
     found = {
@@ -53,7 +53,7 @@ def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, to
 
 
 def command_of(topology: Topology, job: TrainingJob, task: Task, variables: Mapping[str, str]) -> list[str]:
-    """The command of a task with its arguments; [] is the image's own."""
+    """Return the command of a task with its arguments; [] stands for the image's own command."""
     role = role_of(job.spec, task.role)
     given = role.command if role.command is not None else job.spec.command
     arguments = role.args if role.args is not None else job.spec.args
@@ -63,7 +63,7 @@ def command_of(topology: Topology, job: TrainingJob, task: Task, variables: Mapp
 
 
 def check_roles(job: TrainingJob, tasks: Sequence[Task]) -> None:
-    """Errors: InvalidManifest, for roles that the framework does not have."""
+    """Check the roles. Errors: InvalidManifest when the framework lacks one, or needs a master and there is none."""
     framework = FRAMEWORKS[job.spec.framework]
     for task in tasks:
         if task.role not in framework.roles:

@@ -1,1 +1,1 @@
-"""Training clusters in Kubernetes: the names that the controller and the command agree on, and the command's driver."""
+"""TrainingJobs in Kubernetes: the driver for commands, and what they share with the controller, such as names."""

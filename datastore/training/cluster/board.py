@@ -1,4 +1,4 @@
-"""TensorBoard over a directory of a job's Datastores, in a pod of the cluster that only its API server reaches."""
+"""Shows a directory of a job's Datastores in TensorBoard, in a pod that is reached only through the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLL_S = 0.5
 
 
 def forwarding(name: str, namespace: str, port: int) -> list[str]:
-    """The command that forwards a port of this machine to a job's TensorBoard. Errors: DatastoreError."""
+    """Return the command that forwards a port of this machine to a job's TensorBoard. Errors: DatastoreError."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise DatastoreError("kubectl is not on PATH, and it forwards the port to the cluster: install kubectl")
@@ -33,10 +33,8 @@ def forwarding(name: str, namespace: str, port: int) -> list[str]:
 def wanted(
     client: KubeClient, name: str, namespace: str, datastore: str, path: str, watch: SignalWatch
 ) -> Iterator[None]:
-    """While the block runs there is a TensorBoard that answers: that of the running job, or one for us.
-
-    datastore '': what spec.tensorboard says. Errors: DatastoreError.
-    """
+    """Wait for a TensorBoard that answers: the running job's own, or one that the controller starts at our request and
+    for the length of the block. datastore '': spec.tensorboard names Datastore and path. Errors: DatastoreError."""
     body = client.get(TRAININGJOBS, name, namespace=namespace)
     if body is None:
         raise NoSuchJob(f"there is no TrainingJob {name} in namespace {namespace}, nor on this machine")
@@ -64,7 +62,7 @@ def _annotate(client: KubeClient, name: str, namespace: str, wish: str | None) -
 
 
 def _wait(client: KubeClient, name: str, namespace: str, wish: str, watch: SignalWatch) -> None:
-    """Until its pod answers. Errors: DatastoreError, with what the pod waits for."""
+    """Wait until the TensorBoard's pod is ready. Errors: DatastoreError with what it waits for, after START_S."""
     until, waits = time.monotonic() + START_S, "its controller (deployment datastore-training-controller)"
     while time.monotonic() < until:
         for pod in client.list(PODS, namespace=namespace, selector=f"{names.BOARD}={name}"):

@@ -1,6 +1,6 @@
-"""The driver of a Kubernetes cluster: what the commands do there, with the rights of whoever runs them.
+"""The driver for a Kubernetes cluster, which acts with the rights of the user who runs the command.
 
-The controller (datastore/controller/trainingjobs) does the work; here its objects are made, read and marked.
+It only creates, reads, patches and deletes objects; the controller (datastore/controller/trainingjobs) does the work.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ WHERE = "cluster"
 POLL_S = 1.0
 FREE_TIMEOUT_S = 120.0
 STALE_S = 60.0
-"""Figures that are older say nothing of now."""
+"""The age from which figures no longer count as present."""
 _TRAIL = 5
-"""Lines by which the end of what was printed is found again in the evidence."""
+"""How many of the last printed lines are compared to find their place in the log that the evidence has."""
 _ENDED = ("Succeeded", "Failed", "Suspended")
 
 
@@ -50,16 +50,16 @@ class KubernetesDriver:
 
     @property
     def client(self) -> KubeClient:
-        """The cluster, with the rights of whoever asks."""
+        """The client of the cluster, with the user's rights."""
         return self._client
 
     def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
-        """See Driver. Datastores and Secrets of the file that are not there are made, too; others stay as they are."""
+        """See Driver. Datastores and Secrets of the file are created if they don't exist, and else left as they are."""
         check_roles(job, tasks_of(job.spec))
         schedule.check(job)
         if job.spec.save is not None:
             place_of_result(job)
-        # A file that names no namespace is for that of kubectl's context, as with kubectl.
+        # As with kubectl, a job without a namespace gets that of kubectl's context.
         given = [each for each in objects_of(manifest) if (each.get("metadata") or {}).get("name") == job.name]
         said = any((each.get("metadata") or {}).get("namespace") for each in given if each.get("kind") == KIND)
         space = job.namespace if said else self._client.namespace
@@ -80,7 +80,7 @@ class KubernetesDriver:
                     self._client.create(resource, document, namespace=space)
                     made.append((resource, document["metadata"]["name"]))
                 except Conflict:
-                    pass  # it is there already
+                    pass  # it exists already
             self._client.create(TRAININGJOBS, own, namespace=space)
         except BaseException as error:
             for resource, name in reversed(made):
@@ -97,14 +97,14 @@ class KubernetesDriver:
         return self._observed(self._found(name, namespace), pods=None)
 
     def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
-        """See Driver. Without what only the pods tell."""
+        """See Driver. The evidence of the jobs is empty, as it would take more requests for each."""
         bodies = self._client.list(TRAININGJOBS, namespace=EVERYWHERE if namespace is None else namespace)
         found = []
         for body in bodies:
             try:
                 found.append(self._observed(body, pods=[]))
             except ValidationError:
-                continue  # of another version of ours
+                continue  # it is from another version of this project
         return found
 
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
@@ -133,7 +133,7 @@ class KubernetesDriver:
     def logs(
         self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
     ) -> Iterator[LogLine]:
-        """See Driver. Of what was freed, the end that is kept."""
+        """See Driver. Of pods that were freed, only the end of their logs is kept."""
         job = _parsed(self._found(name, namespace))
         chosen = [each for each in tasks_of(job.spec) if role in (None, each.role) and index in (None, each.index)]
         if not chosen:
@@ -165,7 +165,7 @@ class KubernetesDriver:
                 yield from reader.new(pod)
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
-        """See Driver; what the node plugins told, renewed every 10 s. Of a replica of which nothing is told, `why`."""
+        """See Driver. The figures are from the node plugins, which report every 10 s; `why` says why there are none."""
         job = _parsed(self._found(name, namespace))
         evidence = self._client.get(CONFIGMAPS, names.evidence_name(name), namespace=namespace)
         used = usage.parsed(evidence)
@@ -181,15 +181,15 @@ class KubernetesDriver:
         return rows
 
     def delete(self, name: str, namespace: str) -> None:
-        """See Driver. The cluster removes what belongs to it."""
+        """See Driver. The cluster removes the objects that the job owns."""
         if not self._client.delete(TRAININGJOBS, name, namespace=namespace):
             raise self._no_such(name, namespace)
 
     def notes(self, name: str, namespace: str) -> list[str]:
-        """What of the job is not done in a cluster: nothing."""
+        """Return [], as a cluster does all that a job can ask for."""
         return []
 
-    # -- what there is
+    # The state of the objects.
 
     def _found(self, name: str, namespace: str) -> dict[str, Any]:
         found = self._client.get(TRAININGJOBS, name, namespace=namespace)
@@ -201,7 +201,7 @@ class KubernetesDriver:
         return NoSuchJob(f"there is no TrainingJob {name} in namespace {namespace}, nor on this machine")
 
     def _observed(self, body: Raw, *, pods: Sequence[Raw] | None) -> Observed:
-        """pods: [] for none, None to ask for them."""
+        """Return the state of a job from its object. pods: None: read its pods and its evidence too; []: do not."""
         job = _parsed(body)
         status = _status_of(body)
         evidence = Evidence(replicas=[])
@@ -212,7 +212,7 @@ class KubernetesDriver:
             topology = names.cluster_topology(job)
             live = {each.task.name: each.evidence(0) for each in replicas_of(topology, {}, pods) if each.pods}
             kept = {each.name: each for each in evidence.replicas}
-            # What has a pod is newer than what was kept, unless all was kept at the end.
+            # What a pod shows is newer than the evidence, except after the end, when the evidence is complete.
             both = {**live, **kept} if status.phase in _ENDED else {**kept, **live}
             used = {each: figures.all().usage() for each, figures in usage.parsed(found).items()}
             there = [both[task.name] for task in topology.tasks if task.name in both]
@@ -223,7 +223,7 @@ class KubernetesDriver:
         return self._client.list(PODS, namespace=namespace, selector=f"{names.JOB}={name}")
 
     def _evidence(self, name: str, namespace: str) -> tuple[Evidence, set[str]]:
-        """What is kept, and the uids of the pods whose logs are in it."""
+        """Return the evidence of a job, and the uids of the pods whose logs are in it."""
         return _kept(self._client.get(CONFIGMAPS, names.evidence_name(name), namespace=namespace), name)
 
 
@@ -246,24 +246,24 @@ def _untold(node: str) -> str:
 
 
 class _Reader:
-    """Reads the log of one replica once, from its pods while they are there and from what was kept of them after."""
+    """Yields each line of a replica's log once, from the replica's pods while they exist, then from the evidence."""
 
     def __init__(self, client: KubeClient, job: TrainingJob, task: Task) -> None:
         self.task = task
         self._client = client
         self._namespace = job.namespace
         self._last: dict[str, str] = {}
-        """Of each pod, the time of the newest line that was printed."""
+        """The time of the newest line that was printed, by the uid of its pod."""
         self._trail: deque[str] = deque(maxlen=_TRAIL)
         self._kept = ""
 
     def new(self, pod: Raw) -> Iterator[LogLine]:
-        """The lines of a pod since the last call."""
+        """Yield the lines of a pod since the last call."""
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         query = [("container", names.CONTAINER), ("timestamps", "true")]
         last = self._last.get(uid, "")
         if last:
-            query.append(("sinceTime", f"{last[:19]}Z"))  # whole seconds: what was printed of that one is left out
+            query.append(("sinceTime", f"{last[:19]}Z"))  # whole seconds: printed lines come again
         try:
             text = self._client.text(PODS.path(self._namespace, name, "log"), query)
         except (InvalidRequest, NotFound):
@@ -275,7 +275,7 @@ class _Reader:
                 yield self._line(words)
 
     def kept(self, log: str) -> Iterator[LogLine]:
-        """The lines of what was kept that were not printed."""
+        """Yield the lines of the log in the evidence that were not printed before."""
         if log == self._kept:
             return
         self._kept = log
@@ -288,7 +288,7 @@ class _Reader:
 
 
 def _printed(lines: Sequence[str], trail: Sequence[str]) -> int:
-    """How many of the lines were printed, when these were the last."""
+    """Return how many of the lines were printed, by finding the last printed lines (trail) in them; 0: not found."""
     for length in range(len(trail), 0, -1):
         for end in range(len(lines), length - 1, -1):
             if list(lines[end - length : end]) == list(trail[-length:]):

@@ -1,4 +1,4 @@
-"""What the replicas of a TrainingJob do, seen from their Jobs and pods. Pure."""
+"""Derives the states of a TrainingJob's replicas from their Jobs and pods. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Raw = Mapping[str, Any]
 ENDED = ("Succeeded", "Failed")
 _NOT_STARTED = ("StartError", "ContainerCannotRun", "RunContainerError")
 NOT_FOUND_CODE = 127
-"""What a shell returns for a command that is not there: nobody should start it again."""
+"""A shell's exit code for a missing command. A container that can't start gets it too, so that it is not restarted."""
 UNSCHEDULABLE = "Unschedulable"
-"""Reason of a pod's PodScheduled=False: the scheduler finds no node for it."""
+"""Reason of a pod's PodScheduled=False when the scheduler finds no node for the pod."""
 _TAINTED = "DeletionByTaintManager"
-"""Reason of a pod's DisruptionTarget when its node does not answer, or has another taint that it does not tolerate."""
+"""Reason of a pod's DisruptionTarget when its node does not answer, or has a taint that the pod doesn't tolerate."""
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
-"""Annotation of a pod of a Job with backoffLimitPerIndex: how many pods of its index have failed before it."""
+"""Annotation of a pod of a Job with backoffLimitPerIndex: how many pods of its index failed before this pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One task. pods: its pods of this attempt, the newest last; waiting: why it does not run, or not for much longer,
-    for people; unschedulable: whether the scheduler finds no node for it; image: what its node says that it runs."""
+    """One task and its state. pods: the task's pods of this attempt, the newest last. waiting: why it does not run or
+    may soon stop, for people. unschedulable: the scheduler finds no node. image: the imageID that the node reports."""
 
     state: TaskState
     pods: tuple[Raw, ...] = ()
@@ -41,19 +41,19 @@ class Replica:
 
     @property
     def task(self) -> Task:
-        """Which one."""
+        """The task whose replica this is."""
         return self.state.task
 
     @property
     def restarts(self) -> int:
-        """How often it was started again by itself. The pods of a lost node are gone, but their successor counts."""
+        """How often this replica alone was restarted. The newest pod counts earlier pods, also those that are gone."""
         if not self.pods:
             return 0
         told = (self.pods[-1]["metadata"].get("annotations") or {}).get(_FAILURES, "0")
         return max(len(self.pods) - 1, int(told))
 
     def evidence(self, restarts: int) -> ReplicaEvidence:
-        """What is known of it. restarts: of all replicas together."""
+        """Return the evidence of the replica, without its log. restarts: those of all replicas together."""
         return ReplicaEvidence.model_validate(
             {
                 "role": self.task.role,
@@ -70,7 +70,7 @@ class Replica:
 
 
 def replicas_of(topology: Topology, jobs: Mapping[str, Raw], pods: Sequence[Raw]) -> list[Replica]:
-    """All tasks by role and index. A task that has ended stays so when its pod is gone, as its Job says it."""
+    """Return all replicas, by role and index. The state of an ended task whose pod is gone is taken from its Job."""
     by_task: dict[tuple[str, int], list[Raw]] = {}
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
@@ -86,7 +86,7 @@ def replicas_of(topology: Topology, jobs: Mapping[str, Raw], pods: Sequence[Raw]
         elif task.index in _indexes(status.get("completedIndexes") or ""):
             found.append(Replica(state=TaskState(task=task, state=State.SUCCEEDED, exit_code=0)))
         elif task.index in _indexes(status.get("failedIndexes") or ""):
-            # What failed by itself is still there: this pod was removed, as the cluster does with those of a lost node.
+            # A pod that failed by itself would still exist. This pod was removed, as are the pods of a lost node.
             found.append(Replica(state=TaskState(task=task, state=State.FAILED, lost=True, reason="its pod is gone")))
         else:
             found.append(Replica(state=TaskState(task=task, state=State.PENDING), waiting=_unmade(jobs.get(task.role))))
@@ -94,14 +94,14 @@ def replicas_of(topology: Topology, jobs: Mapping[str, Raw], pods: Sequence[Raw]
 
 
 def index_of(pod: Raw) -> int:
-    """Its index in the role; -1 for none."""
+    """Return the index of a pod in its role; -1 when it has none."""
     metadata = pod["metadata"]
     text = (metadata.get("labels") or {}).get(names.INDEX) or (metadata.get("annotations") or {}).get(names.INDEX)
     return int(text) if text and text.isdigit() else -1
 
 
 def active(pods: Sequence[Raw]) -> list[Raw]:
-    """Those that have, or may get, something of a node."""
+    """Return the pods that use resources of a node, or still may."""
     return [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ENDED]
 
 
@@ -177,14 +177,14 @@ def _waiting(pod: Raw, container: Raw, state: State) -> str:
 
 
 def _unmade(job: Raw | None) -> str:
-    """Why a task has no pod although its Job is there."""
+    """Return why a task may have no pod although its Job exists; '' when that is expected."""
     if job is None or job["spec"].get("suspend") or (job.get("status") or {}).get("active"):
         return ""
     return f"it has no pod yet; `kubectl describe job {job['metadata']['name']}` tells what the cluster refuses, if so"
 
 
 def _indexes(text: str) -> set[int]:
-    """'1,3-5' -> {1, 3, 4, 5}: batch/v1 completedIndexes and failedIndexes."""
+    """Return {1, 3, 4, 5} for '1,3-5', the format of completedIndexes and failedIndexes in batch/v1."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -193,5 +193,5 @@ def _indexes(text: str) -> set[int]:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """A time of the API server."""
+    """Return a time from the text that the API server uses."""
     return datetime.fromisoformat(text) if text else None

@@ -1,7 +1,7 @@
-"""What the replicas of a job in a cluster use, as its ConfigMap of evidence has it. Pure.
+"""What the replicas of a job in a cluster use, in the form in which its ConfigMap of evidence keeps it. Pure.
 
-By replica, its pods in the order in which they were seen, with the node of each and the figures as the node plugin told
-them last. Of all but the newest pods the figures are put together, so that the object stays small.
+Each replica has its newest pods in the order in which they were seen, each with its node and with the figures that the
+node plugin reported last. The figures of older pods are combined, so that the object stays small.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from datastore.training.cluster import names
 Raw = Mapping[str, Any]
 
 PODS = 2
-"""Of each replica, whose figures may still change."""
+"""How many of a replica's pods keep their own figures, as these may still change."""
 MAX_BYTES = 256 << 10
 EACH_BYTES = 1 << 10
-"""Of a replica, generously."""
+"""A generous estimate of the bytes for one replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFigures:
-    """One pod. figures: without samples when nothing was told of it yet."""
+    """The figures of one pod; the Meter has no samples while nothing was reported."""
 
     uid: str
     node: str
@@ -34,31 +34,31 @@ class PodFigures:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """One replica. earlier: its older pods, put together."""
+    """The figures of one replica's newest pods. earlier: those of its older pods, combined."""
 
     pods: tuple[PodFigures, ...] = ()
     earlier: Meter | None = None
 
     def all(self) -> Meter:
-        """From its first start on."""
+        """Return the figures of all pods combined, from the replica's first start on."""
         return together([*([self.earlier] if self.earlier else []), *(each.figures for each in self.pods)])
 
     def of(self, uid: str) -> Meter | None:
-        """What is told of one pod."""
+        """Return the figures of one pod; None when it is not among the newest."""
         return next((each.figures for each in self.pods if each.uid == uid), None)
 
 
 Used = Mapping[str, ReplicaFigures]
-"""By the names of the replicas, 'worker-0'."""
+"""The figures of replicas, by their names, such as 'worker-0'."""
 
 
 def room(replicas: int) -> int:
-    """How many bytes of the object are left for this."""
+    """Return how many bytes of the ConfigMap are reserved for the figures."""
     return min(MAX_BYTES, EACH_BYTES * replicas)
 
 
 def parsed(found: Raw | None) -> Used:
-    """What a ConfigMap of evidence has; {} when it is not there, or was edited."""
+    """Return the figures in a ConfigMap of evidence; {} when there are none, or they were edited and can't be read."""
     try:
         document = json.loads(((found or {}).get("data") or {}).get(names.USAGE_KEY, "{}"))
         return {
@@ -73,7 +73,7 @@ def parsed(found: Raw | None) -> Used:
 
 
 def dumped(used: Used) -> str:
-    """As parsed() reads it, in at most room() bytes: of a very large job the figures of some replicas are left out."""
+    """Return JSON for parsed(), at most MAX_BYTES: for a very large job, the figures of some replicas are left out."""
     whole = {
         name: {
             "pods": [[pod.uid, pod.node, pod.figures.dump()] for pod in each.pods],
@@ -89,7 +89,7 @@ def dumped(used: Used) -> str:
 
 
 def with_pod(used: Used, replica: str, uid: str, node: str) -> Used:
-    """used, and a pod of which nothing may be told yet; of its older ones only the sums stay."""
+    """Return `used` with a pod added, without figures; combine the figures of the replica's older pods."""
     before = used.get(replica, ReplicaFigures())
     if any(each.uid == uid for each in before.pods):
         return used
@@ -102,12 +102,12 @@ def with_pod(used: Used, replica: str, uid: str, node: str) -> Used:
 
 
 def nodes(used: Used) -> list[str]:
-    """Where its pods are, or were."""
+    """Return the names of the nodes that the pods run, or ran, on."""
     return sorted({pod.node for each in used.values() for pod in each.pods})
 
 
 def with_figures(used: Used, told: Raw) -> Used:
-    """used, with what a node tells of its pods; of those that it does not know any more the last word stays."""
+    """Return `used` with what a node reported on its pods, by uid; pods that it does not name keep their figures."""
 
     def newest(pod: PodFigures) -> PodFigures:
         try:

@@ -1,9 +1,9 @@
-"""The frameworks: what each tells its processes about each other. To add one, write a module like `jax.py`, name it
-here, and in `framework` of datastore/api/trainingjob.py.
+"""The frameworks: what the processes of each need to know about each other. To add a framework, write a module like
+`jax.py` and name it here and in `framework` of datastore/api/trainingjob.py.
 
-Everything in them is pure: from a topology to variables and files. Two variables are there for every task, and the
-values of a framework may refer to them as Kubernetes does, by $(NAME): DATASTORE_INDEX, the index in the role, and
-DATASTORE_RANK (0 for ps and evaluator). So one text serves all tasks of a role, and one pod template, too.
+A framework is pure: it makes variables and files from a topology. The values of its variables may refer, by $(NAME) as
+in Kubernetes, to two variables that every task has: DATASTORE_INDEX, the index in the role, and DATASTORE_RANK (0 for
+ps and evaluator). So all tasks of a role have the same values, and need only one pod template.
 """
 
 from __future__ import annotations

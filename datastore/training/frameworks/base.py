@@ -1,4 +1,4 @@
-"""What a framework is to a launcher."""
+"""The interface of a framework for launchers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from datastore.training.topology import Topology
 INDEX = "$(DATASTORE_INDEX)"
 RANK = "$(DATASTORE_RANK)"
 FILES = "/run/datastore"
-"""Directory of a framework's files, as the processes see it."""
+"""The directory of a framework's files, as the processes see it."""
 
 
 def no_files(topology: Topology) -> dict[str, str]:
-    """A framework that needs none."""
+    """Return {}, for a framework that needs no files."""
     return {}
 
 
 def as_given(topology: Topology, role: RoleName, command: Sequence[str]) -> list[str]:
-    """A framework in which every task runs the user's command."""
+    """Return the user's command, for a framework in which every task runs it."""
     return list(command)
 
 
 def always_all(topology: Topology) -> Literal["replica", "all"]:
-    """A collective: none can go on without the others."""
+    """Return "all", for a framework in which no task can go on without the others."""
     return "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """One framework. All functions are pure.
-
-    roles: those it has. environment: variables of the tasks of a role. success and restart: the policies where the job
-    says nothing. files: name -> text, below FILES. command: what a task of a role runs in place of the user's command.
-    needs_token: every task gets the same random DATASTORE_TOKEN. needs_master: worker 0 can't do the master's part.
-    """
+    """One framework; all its functions are pure. roles: the roles that a job may have. environment: returns the
+    variables of a role's tasks. success, restart: the policies of jobs that don't set them. files: returns the texts of
+    files in FILES, by name. command: returns what a role's tasks run, from the user's command. needs_token: all tasks
+    get the same random DATASTORE_TOKEN. needs_master: worker 0 can't do the master's part."""
 
     name: str
     environment: Callable[[Topology, RoleName], Mapping[str, str]]

@@ -1,9 +1,9 @@
-"""JAX: what jax.distributed.initialize wants. It reads JAX_COORDINATOR_ADDRESS by itself; the other two are passed:
+"""JAX: the variables for jax.distributed.initialize, which reads JAX_COORDINATOR_ADDRESS; programs pass the others:
 
 jax.distributed.initialize(num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
                            process_id=int(os.environ["JAX_PROCESS_ID"]), cluster_detection_method="deactivate")
 
-Without the last, JAX asks the API server of a cluster if the image has the package kubernetes; the pod has no token.
+Without the last argument, JAX asks a cluster's API server if the image has the package kubernetes; pods have no token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datastore.training.topology import Topology
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """Where process 0 is, how many there are, and which one this is."""
+    """Return the address of process 0, the number of processes, and the task's rank among them."""
     return {
         "JAX_COORDINATOR_ADDRESS": str(topology.address(topology.chief)),
         "JAX_NUM_PROCESSES": str(len(topology.ranked)),

@@ -1,8 +1,8 @@
-"""MPI: a host file, and a way to start processes on the other hosts that needs no sshd in the image, only python3.
+"""MPI: a host file, and a way to start processes on other hosts that needs no sshd in the image, only python3.
 
 The master runs the user's command (`mpirun ./program`) and takes part with ranks of its own. The workers run AGENT,
-which waits for the master and starts what mpirun asks for; mpirun calls the same file in place of ssh. Who may ask is
-who knows the token that every task of the job has in DATASTORE_TOKEN.
+which waits for the master and starts what mpirun asks for; mpirun calls the same file in place of ssh. The agents
+accept only callers that know the token that every task of the job has in DATASTORE_TOKEN.
 
 Open MPI 4 reads OMPI_MCA_* ("mpirun(1)": MCA parameters; orte_default_hostfile, plm_rsh_agent), 5 reads PRTE_MCA_*;
 MPICH and Intel MPI read HYDRA_* and I_MPI_HYDRA_* ("Using the Hydra Process Manager").
@@ -25,7 +25,7 @@ LOCAL = "localhost"
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """How mpirun finds the hosts and reaches them; on one host, by the loopback interface."""
+    """Return how mpirun finds the hosts and reaches them; tasks on one host use the loopback interface."""
     remote_shell = f"python3 {AGENT}"
     settings = {
         "OMPI_MCA_orte_default_hostfile": HOSTFILE,
@@ -47,7 +47,7 @@ def environment(topology: Topology, role: RoleName) -> dict[str, str]:
 
 
 def files(topology: Topology) -> dict[str, str]:
-    """The hosts in both forms, where each one's agent listens, and the agent."""
+    """Return the lists of hosts for Open MPI and Hydra, the agents' addresses, the agent, and a script that runs it."""
     slots = {_host(topology, task): max(1, task.gpus) for task in topology.ranked}
     listening = "".join(
         f"{_host(topology, task)} {topology.address(task).host} {topology.address(task).port}\n"
@@ -63,12 +63,12 @@ def files(topology: Topology) -> dict[str, str]:
 
 
 def command(topology: Topology, role: RoleName, given: Sequence[str]) -> list[str]:
-    """Workers wait to be told what to run."""
+    """Return the agent for workers, which waits for the master, and the user's command for the master."""
     return ["python3", AGENT, "--serve", "$(DATASTORE_INDEX)"] if role == "worker" else list(given)
 
 
 def _host(topology: Topology, task: Task) -> str:
-    """What mpirun calls a host. On one host each has a name of its own, which means nothing to the resolver."""
+    """Return the name of a task's host for mpirun. Tasks on one host get different names, which only AGENT resolves."""
     if topology.one_host:
         return LOCAL if task == topology.chief else f"{topology.job}-{task.name}"
     return topology.address(task).host

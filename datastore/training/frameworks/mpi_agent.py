@@ -1,12 +1,11 @@
-"""Starts the processes of an MPI job on other hosts, where ssh would. It stands alone, for the python3 of any image.
+"""Starts the processes of an MPI job on other hosts, in place of ssh. This file uses nothing else of the project, so
+that the python3 of any image, from 3.8, can run it.
 
-Python 3.8 is enough.
+    python3 mpi_agent.py --serve INDEX         in a worker: wait for the master, run the commands that it sends
+    python3 mpi_agent.py HOST COMMAND ...      in place of ssh: run a command there, with its output and exit code
 
-    python3 mpi_agent.py --serve INDEX         in a worker: wait for the master, run what it says
-    python3 mpi_agent.py HOST COMMAND ...      in place of ssh: run it there; its output and exit code become ours
-
-Who asks proves that it knows DATASTORE_TOKEN: the worker sends 32 random bytes, and gets their HMAC-SHA256 back. Then
-frames go both ways: a letter, four bytes of length, as many bytes. Letters: c command, o output, x exit code.
+The caller proves that it knows DATASTORE_TOKEN: the worker sends 32 random bytes and receives their HMAC-SHA256. After
+that each side sends frames: a letter (c command, o output, x exit code), the length in four bytes (big-endian), data.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ MAX_FRAME = 1 << 20
 
 
 def places() -> list[tuple[str, str, int]]:
-    """Where each worker listens, in the order of their indices: name, host, port."""
+    """Return where the workers listen, by index: name, host, port."""
     with open(HOSTS) as file:
         return [(name, host, int(port)) for name, host, port in (line.split() for line in file)]
 
 
 def proof(challenge: bytes) -> bytes:
-    """What only the job's own tasks can answer."""
+    """Return the answer to a challenge, which only the job's own tasks can compute."""
     return hmac.new(os.environ["DATASTORE_TOKEN"].encode(), challenge, hashlib.sha256).digest()
 
 
 def receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes; ConnectionError when it ends before."""
+    """Receive exactly `size` bytes. Errors: ConnectionError when the connection ends before."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
@@ -55,12 +54,12 @@ def receive(connection: socket.socket, size: int) -> bytes:
 
 
 def send(connection: socket.socket, letter: bytes, data: bytes) -> None:
-    """One frame."""
+    """Send one frame."""
     connection.sendall(letter + struct.pack(">I", len(data)) + data)
 
 
 def next_frame(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Letter and bytes of the next frame."""
+    """Receive the letter and the data of the next frame."""
     letter, length = struct.unpack(">cI", receive(connection, 5))
     if length > MAX_FRAME:
         raise ConnectionError("a frame is too long")
@@ -68,7 +67,7 @@ def next_frame(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 def serve(index: int) -> None:
-    """Run what is asked for, until this process is ended."""
+    """Run the commands that callers send, until this process is ended."""
     _, host, port = places()[index]
     listening = socket.socket(socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +80,7 @@ def serve(index: int) -> None:
 
 
 def answer(connection: socket.socket) -> None:
-    """One caller; whoever does not know the token is sent away."""
+    """Serve one caller; refuse a caller that does not know the token."""
     try:
         connection.settimeout(HELLO_TIMEOUT_S)
         challenge = os.urandom(32)
@@ -98,7 +97,7 @@ def answer(connection: socket.socket) -> None:
 
 
 def run(connection: socket.socket, command: str) -> None:
-    """Run a command as ssh would, in a shell; it ends when the caller goes away."""
+    """Run a command in a shell, as ssh would, and send its output and exit code; end it if the caller disconnects."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         stdin=subprocess.DEVNULL,
@@ -119,7 +118,7 @@ def run(connection: socket.socket, command: str) -> None:
 
 
 def forward(process: subprocess.Popen[bytes], connection: socket.socket, ended: threading.Event) -> None:
-    """All that it prints; when it has ended, what is left in the pipe: what went to the background may hold that."""
+    """Send what the command prints, until it has ended and the pipe is empty: background processes may hold it open."""
     assert process.stdout is not None
     with suppress(OSError), process.stdout:
         while True:
@@ -134,7 +133,7 @@ def forward(process: subprocess.Popen[bytes], connection: socket.socket, ended: 
 
 
 def end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """The caller says nothing more: what can be read is its end."""
+    """Wait until the caller disconnects, as it sends nothing more, and end the command if it still runs."""
     with suppress(OSError):
         while connection.recv(1):
             pass
@@ -144,8 +143,8 @@ def end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> Non
 
 
 def connect(name: str) -> socket.socket:
-    """The agent of a host; it may take a while until that runs."""
-    # Open MPI leaves the domain of a name out.
+    """Connect to the agent of a host; try again for CONNECT_TIMEOUT_S, as it may not run yet."""
+    # Open MPI passes the name without its domain.
     where = [(host, port) for each, host, port in places() if name in (each, each.partition(".")[0])]
     if not where:
         sys.exit(f"mpi_agent: no worker of this job is called {name}")
@@ -160,7 +159,7 @@ def connect(name: str) -> socket.socket:
 
 
 def ask(name: str, words: list[str]) -> int:
-    """Run a command on a host; returns its exit code."""
+    """Run a command on a host, write its output, and return its exit code, as a shell counts."""
     connection = connect(name)
     connection.sendall(proof(receive(connection, 32)))
     send(connection, b"c", " ".join(words).encode())
@@ -175,7 +174,7 @@ def ask(name: str, words: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """See the top."""
+    """Run one of the two commands in the module's docstring; options of ssh are skipped."""
     if arguments[:1] == ["--serve"]:
         serve(int(arguments[1]))
     while arguments and arguments[0].startswith("-"):

@@ -1,7 +1,7 @@
 """MXNet: the variables of ps-lite (mxnet.apache.org, "Distributed training in MXNet": manually launching jobs).
 
-The master is the scheduler, ps are the servers. Scheduler and servers run the user's command, too: `import mxnet` makes
-them what DMLC_ROLE says, and ends them when the workers have ended. ps-lite takes no process back that was lost.
+The master is ps-lite's scheduler, and the ps are its servers. They run the user's command too: `import mxnet` makes
+them what DMLC_ROLE says, and ends them when the workers have ended. A process that was lost can't join again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ROLES: dict[RoleName, str] = {"master": "scheduler", "ps": "server", "worker": 
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """Where the scheduler is, and how many of each there are; nothing for a master alone."""
+    """Return the scheduler's address, the numbers of servers and workers, and the role; {} without workers."""
     if not topology.of("worker"):
         return {}
     address = topology.address(topology.chief)

@@ -1,4 +1,4 @@
-"""No framework: tasks that need not know of each other. Each knows its index and rank by DATASTORE_INDEX and _RANK."""
+"""No framework: tasks that need not know of each other. Each has its DATASTORE_INDEX and DATASTORE_RANK."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from datastore.training.topology import Topology
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """Nothing besides what every task has."""
+    """Return {}: there are no variables besides those of every task."""
     return {}
 
 
 def restart(topology: Topology) -> Literal["replica", "all"]:
-    """Nobody waits for the others."""
+    """Return "replica", as no task waits for another one."""
     return "replica"
 
 

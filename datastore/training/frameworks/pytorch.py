@@ -1,8 +1,8 @@
 """PyTorch: the variables of init_process_group's env:// (pytorch.org/docs, "Distributed communication package") and, as
 PET_*, the arguments of torchrun ("torchrun (Elastic Launch)": each can be given by the variable PET_NAME).
 
-Without torchrun a task is one process: RANK and WORLD_SIZE count tasks. torchrun starts one for each GPU of its task,
-one without GPUs, and sets both anew.
+Without torchrun each task is one process, and RANK and WORLD_SIZE count tasks. torchrun starts a process for each GPU
+of its task, or one process without GPUs, and sets both variables anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datastore.training.topology import Topology
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """Where rank 0 is, how many take part, and which one this is."""
+    """Return the address of rank 0, the number of tasks, the task's rank, and the number of processes per task."""
     address = topology.address(topology.chief)
     size = str(len(topology.ranked))
     gpus = next((task.gpus for task in topology.of(role)), 0)

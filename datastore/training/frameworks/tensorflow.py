@@ -1,8 +1,8 @@
 """TensorFlow: TF_CONFIG (tensorflow.org, "Distributed training with TensorFlow": cluster and task).
 
-The master is the "chief". A lone master gets no TF_CONFIG, as a single machine needs none. The evaluator is no part of
-the cluster, as TensorFlow has it. With parameter servers one replica can start again by itself; the workers of
-MultiWorkerMirroredStrategy wait for each other, so all do.
+The master is the "chief". A single task gets no TF_CONFIG, as it needs none. The evaluator is not part of the cluster,
+as TensorFlow defines it. With parameter servers, one replica can be restarted alone; the workers of
+MultiWorkerMirroredStrategy wait for each other, so all are restarted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TYPES: tuple[tuple[RoleName, str], ...] = (("master", "chief"), ("worker", "wor
 
 
 def environment(topology: Topology, role: RoleName) -> dict[str, str]:
-    """TF_CONFIG of a role; its index is left to be filled in."""
+    """Return TF_CONFIG for a role, with a reference to DATASTORE_INDEX as the task's index."""
     if len(topology.tasks) == 1:
         return {}
     cluster = {type_: hosts for each, type_ in _TYPES if (hosts := topology.hosts(each))}
@@ -28,7 +28,7 @@ def environment(topology: Topology, role: RoleName) -> dict[str, str]:
 
 
 def restart(topology: Topology) -> Literal["replica", "all"]:
-    """By the strategy: with parameter servers or without."""
+    """Return "replica" for a job with parameter servers, else "all"."""
     return "replica" if topology.of("ps") else "all"
 
 

@@ -1,1 +1,1 @@
-"""The driver for this machine: each replica is a process."""
+"""Runs TrainingJobs on this machine, each replica as a process or a container."""

@@ -1,7 +1,7 @@
-"""`python -m datastore.training.local --channel FD DIRECTORY`: the launcher of one job, in a process of its own.
+"""`python -m datastore.training.local --channel FD DIRECTORY` is the process of the launcher of one job.
 
-The submitter's environment and directory come over the channel; {"ready": true}, or {"error": ..., "kind": ...}, goes
-back.
+It receives the submitter's environment and directory over the channel, and answers {"ready": true} or {"error": ...,
+"kind": ...}.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 20.0
-"""Who looks whether a launcher lives holds the lock for a moment, and who removes what a dead one left for longer."""
+"""How long to wait for the lock. Commands hold it briefly to look for a launcher, or longer to clean up after it."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 unless nothing was started, or the launcher itself failed."""
+    """Run the launcher; return the exit code: 1 when it could not start or failed, 0 also when the job failed."""
     parser = argparse.ArgumentParser(prog="python -m datastore.training.local")
     parser.add_argument("--channel", type=int, required=True)
     parser.add_argument("directory", type=Path)
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
             )
             return _launch(directory, submitter, watch, channel)
         except (DatastoreError, OSError) as error:
-            if channel.fileno() < 0:  # the command has had its answer: the next one tells it
+            if channel.fileno() < 0:  # this command has its answer already: the next command reports the failure
                 log.exception("the launcher failed")
                 with suppress(OSError):
                     directory.write_failure(str(error))

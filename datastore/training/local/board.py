@@ -1,4 +1,4 @@
-"""TensorBoard over a directory of a job's Datastores, while the job runs or later."""
+"""Shows a directory of a job's Datastores in TensorBoard, while the job runs or later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from datastore.training.local.records import directory_of
 
 
 def program() -> str:
-    """Errors: DatastoreError."""
+    """Return the path of tensorboard. Errors: DatastoreError when it is not on PATH."""
     found = shutil.which("tensorboard")
     if found is None:
         raise DatastoreError("tensorboard is not on PATH: pip install tensorboard")
@@ -24,10 +24,8 @@ def program() -> str:
 
 @contextmanager
 def log_directory(name: str, namespace: str, datastore: str, path: str, watch: SignalWatch) -> Iterator[Path]:
-    """The directory on this machine: of the job's own mount while that stands, else of one that is made for it.
-
-    datastore '': what spec.tensorboard says. Errors: DatastoreError.
-    """
+    """Yield the directory's path on this machine: in the job's own mount while the job runs, else in a read-only mount
+    for the length of the block. datastore '': spec.tensorboard names Datastore and path. Errors: DatastoreError."""
     directory = directory_of(name, namespace)
     job, manifest = directory.load_job(), directory.load_manifest()
     if not datastore:

@@ -1,4 +1,4 @@
-"""A cgroup for each replica: limits of processors and memory, and what it uses; v1 and v2. Nothing where not allowed.
+"""Limits and measures each replica by a cgroup, v1 or v2. Where this user may not make cgroups, it does nothing.
 
 Sources: cgroups(7), the kernel's admin-guide/cgroup-v1 and cgroup-v2.
 """
@@ -18,21 +18,21 @@ from datastore.cgroupfiles import Places, field_of
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 PERIOD_US = 100_000
-"""The kernel's own default: a limit of half a processor is 50 ms in each 100 ms."""
+"""The kernel's default period, in which a limit of half a processor allows 50 ms of 100 ms."""
 FOLDER = "datastore-jobs"
 _EMPTY_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """None: without limit. processors: such as 0.5."""
+    """The limits of one replica; None: no limit. processors: a number that may be fractional, such as 0.5."""
 
     processors: float | None = None
     memory_bytes: int | None = None
 
 
 class Group:
-    """The group of one replica. Without directories every call does nothing, and nothing can be read."""
+    """The cgroup of one replica. If it has no directories, calls do nothing and figures are None."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -40,14 +40,14 @@ class Group:
         self.directories = places.all
 
     def enter(self, command: Sequence[str]) -> list[str]:
-        """The command line that starts a command inside the group, so that nothing of it is ever outside."""
+        """Return a command line that enters the group and then starts the command, so all its processes are inside."""
         if not self.directories:
             return list(command)
         script = 'for each in $0; do echo 0 > "$each/cgroup.procs" || exit 126; done; exec "$@"'
         return ["/bin/sh", "-c", script, " ".join(map(str, self.directories)), *command]
 
     def make(self, limits: Limits) -> None:
-        """Make it anew, with these limits. Errors: OSError."""
+        """Create the group and set its limits. Errors: OSError."""
         for directory in self.directories:
             directory.mkdir(parents=True, exist_ok=True)
         if limits.processors is not None:
@@ -63,38 +63,38 @@ class Group:
                 (self._memory / "memory.limit_in_bytes").write_text(str(limits.memory_bytes))
 
     def cpu_s(self) -> float | None:
-        """Processor seconds so far."""
+        """Return the processor seconds so far; None where they can't be read."""
         return self._places.cpu_s()
 
     def memory_bytes(self) -> int | None:
-        """Memory in use, but for what is only cache of files."""
+        """Return the memory in use without the inactive part of the file cache; None where it can't be read."""
         return self._places.memory_bytes()
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel ended a process of it for its limit."""
+        """Return whether the kernel killed a process of the group because of the memory limit."""
         if self._unified:
             return bool(field_of(self._unified / "memory.events", "oom_kill"))
         return bool(self._memory and field_of(self._memory / "memory.oom_control", "oom_kill"))
 
     def remove(self) -> None:
-        """After its processes have ended; they may need a moment."""
+        """Remove the group after its processes have ended; wait up to _EMPTY_TIMEOUT_S until the kernel allows that."""
         for directory in self.directories:
             _remove(directory)
 
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """Where the groups of a job's replicas are made. why_not: '' or why there are none."""
+    """The directories in which the groups of a job's replicas are made. why_not: why there are none, else ''."""
 
     places: Places = field(default_factory=Places)
     why_not: str = ""
 
     def group(self, name: str) -> Group:
-        """The group of one replica."""
+        """Return the group of the replica with this name."""
         return Group(self.places.below(name))
 
     def remove(self) -> None:
-        """With those of replicas that a launcher left, whose processes have ended."""
+        """Remove the directories and all groups in them, also those that a dead launcher left, without processes."""
         for parent in self.places.all:
             with suppress(OSError):
                 for each in [*(each for each in parent.iterdir() if each.is_dir()), parent]:
@@ -102,7 +102,7 @@ class Parents:
 
 
 def parents(job: str, root: Path = ROOT, own: Path = OWN) -> Parents:
-    """Make the directory of a job's groups where this user may; else say why not. Each user has names of his own."""
+    """Create the directories of a job's groups, or return why this user may not. The uid is part of their names."""
     job = f"{os.geteuid()}-{job}"
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -129,13 +129,13 @@ def _made(hierarchy: Path, path: str | None, job: str) -> Path | None:
 
 
 def _visible(mount: Path, path: str) -> Path:
-    """Our own group, where the whole tree is shown, or only our part of it."""
+    """Return the directory of our own group. It is the mount itself if that shows only our part of the tree."""
     own = mount / path.lstrip("/")
     return own if own.is_dir() else mount
 
 
 def _delegated(root: Path, path: str, job: str) -> Path:
-    """In v2 a group with processes can't limit its children: as root they are made below the root group."""
+    """Create a job's directory in v2. A group with processes can't limit children, so root uses the root group."""
     parent = root if os.geteuid() == 0 else _visible(root, path)
     directory = parent / FOLDER / job
     for each in (parent, directory.parent, directory):
@@ -146,7 +146,7 @@ def _delegated(root: Path, path: str, job: str) -> Path:
 
 
 def _remove(directory: Path) -> None:
-    """Its processes have been ended, and may need a moment until they are gone."""
+    """Remove a group. Its processes have been ended, but it may take a moment until they are gone."""
     deadline = time.monotonic() + _EMPTY_TIMEOUT_S
     while directory.exists():
         try:

@@ -1,4 +1,4 @@
-"""The driver of this machine: jobs are directories (records.py), each with a launcher process while it runs."""
+"""The driver for this machine. Each job is a directory (records.py), and has a launcher process while it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from datastore.training.variables import check_roles
 
 WHERE = "local"
 STOP_TIMEOUT_S = 630.0
-"""An unmount uploads what is left: unmounting.STOP_TIMEOUT_S, and the end of the processes before it."""
+"""The longest wait for a launcher to end: unmounting.STOP_TIMEOUT_S for uploads, and 30 s to end the processes."""
 POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 16
@@ -46,7 +46,7 @@ _SHOWN_LOG_BYTES = 32 << 20
 
 
 class LocalDriver:
-    """See Driver. container: run images by podman or docker in place of this machine's programs."""
+    """See Driver. container: run the job's images by podman or docker instead of programs of this machine."""
 
     def __init__(self, *, container: bool = False, environment: Mapping[str, str] | None = None) -> None:
         self._submitter = Submitter(
@@ -56,7 +56,7 @@ class LocalDriver:
         )
 
     def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
-        """See Driver. It returns when the Datastores are mounted and the processes are about to start."""
+        """See Driver. Return when the Datastores are mounted and the processes are about to start."""
         _check(job, manifest)
         directory = directory_of(job.name, job.namespace)
         directory.make(job, manifest)
@@ -75,7 +75,7 @@ class LocalDriver:
         return self._observed(self._found(name, namespace))
 
     def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
-        """See Driver. A job whose time to live is over is deleted here, as nothing runs that could do it."""
+        """See Driver. Delete jobs whose ttlSecondsAfterFinished is over, as no process runs that could do so."""
         found = []
         for directory in list(all_directories(namespace)):
             with suppress(NoSuchJob):
@@ -94,7 +94,7 @@ class LocalDriver:
         _refuse_finished(directory)
         if suspended:
             self._stop(directory, "suspend")
-            _refuse_finished(directory)  # it may have done so before its launcher looked
+            _refuse_finished(directory)  # it may have finished before its launcher saw the request
         job = directory.load_job()
         spec = job.spec.model_copy(update={"suspend": suspended})
         directory.write_job(job.model_copy(update={"spec": spec}))
@@ -149,7 +149,7 @@ class LocalDriver:
         directory.remove()
 
     def notes(self, name: str, namespace: str) -> list[str]:
-        """What is different on this machine than in a cluster."""
+        """Return what is different on this machine from a cluster, as texts for the user."""
         return self._found(name, namespace).read_state().notes
 
     def _found(self, name: str, namespace: str) -> JobDirectory:
@@ -162,18 +162,18 @@ class LocalDriver:
         return directory
 
     def _observed(self, directory: JobDirectory) -> Observed:
-        """A job whose launcher has died is told, and what it left is removed."""
+        """Return the state of a job. If its launcher has died, record that first, and remove what the launcher left."""
         job = directory.load_job()
         state = directory.read_state()
         if state.status.phase in ("Pending", "Running", "Restarting") and not directory.alive:
-            state = directory.read_state()  # it may have ended in between
+            state = directory.read_state()  # the launcher may have ended just after the first read
             if state.status.phase in ("Pending", "Running", "Restarting") and not _begins(directory, state):
                 _say_lost(directory)
                 state = directory.read_state()
         return Observed(job=job, status=state.status, evidence=state.evidence, where=WHERE)
 
     def _stop(self, directory: JobDirectory, why: str, *, until_freed: bool = False) -> None:
-        """Have the launcher end, if there is one, and wait for it."""
+        """Tell the launcher, if it lives, to end, and wait for that; until_freed: until its resources are freed."""
         if not directory.alive:
             return
         directory.write_wanted(Wanted(why))
@@ -195,7 +195,7 @@ class LocalDriver:
 
 
 def _check(job: TrainingJob, manifest: Manifest) -> None:
-    """All that can be said before anything is made. Errors: DatastoreError."""
+    """Check all that can be checked before anything is created. Errors: DatastoreError."""
     where = f"TrainingJob {job.name}"
     if job.spec.save is not None:
         place_of_result(job)
@@ -217,18 +217,18 @@ def _check(job: TrainingJob, manifest: Manifest) -> None:
 
 
 def _refuse_finished(directory: JobDirectory) -> None:
-    """Errors: DatastoreError."""
+    """Errors: DatastoreError when the job has finished."""
     phase = directory.read_state().status.phase
     if phase in ("Succeeded", "Failed"):
         raise DatastoreError(f"TrainingJob {directory.name} has finished ({phase}); submit it again under another name")
 
 
 def _begins(directory: JobDirectory, state: LocalState) -> bool:
-    """Whether a job was just made, and its launcher is about to start."""
+    """Return whether the job was created so recently that its launcher may still be starting."""
     try:
         made_at = directory.job_file.stat().st_mtime
     except FileNotFoundError:
-        return True  # it is removed again
+        return True  # the job was removed
     return state.status.phase == "Pending" and not state.run and time.time() - made_at < BEGIN_TIMEOUT_S
 
 
@@ -237,7 +237,7 @@ def _is_freed(status: TrainingJobStatus) -> bool:
 
 
 def _say_lost(directory: JobDirectory) -> None:
-    """The launcher failed or was killed, or the machine went down: its processes ended with it."""
+    """Record that the launcher of a job has died, and remove what it left; do nothing if a launcher lives after all."""
     lock = directory.lock()
     if lock is None:
         return
@@ -270,10 +270,9 @@ def _say_lost(directory: JobDirectory) -> None:
 
 
 def _sweep(directory: JobDirectory) -> None:
-    """Unmount what a dead launcher left, and end its containers; what is not uploaded stays on disk.
-
-    Its processes ended with it, but for a bwrap that it was just starting, which waits for ever for its parent.
-    """
+    """Remove what a dead launcher left: mounts, cgroups, containers and processes. Data that is not uploaded stays on
+    disk. Most processes ended with the launcher; a save does not, nor a bwrap that was just starting, which would wait
+    for its parent for ever."""
     if run := directory.read_state().run:
         processes.end_with_variable("DATASTORE_RUN", run, KILL_TIMEOUT_S)
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
@@ -290,7 +289,7 @@ def _sweep(directory: JobDirectory) -> None:
 
 
 class _Lines:
-    """Reads a growing log line by line, from the beginning of what is left of it."""
+    """Reads a growing log line by line, from the oldest part that is kept on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -298,7 +297,7 @@ class _Lines:
         self._rest = b""
 
     def new(self, *, last: bool) -> Iterator[str]:
-        """The whole lines since the last call; last: also one without an end."""
+        """Yield the lines since the last call. last: also a last line without a newline."""
         try:
             with self._path.open("rb") as log:
                 size = os.fstat(log.fileno()).st_size

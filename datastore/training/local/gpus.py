@@ -1,7 +1,7 @@
-"""The GPUs of this machine: which are free, and whose each is, so that nobody has to agree on numbers.
+"""Finds free GPUs of this machine and reserves them, so that users need not agree on who uses which.
 
-A GPU belongs to who holds an flock on its file, which all users of the machine share; the kernel gives it back when the
-holder ends, however it ends. A GPU that a program uses without asking here is busy, too: NVML tells.
+A GPU is reserved by an flock on its file, which all users of the machine share; the kernel releases the lock when the
+process that holds it ends, in any way. A GPU that a program uses without a lock is busy too: NVML shows its processes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from datastore.errors import DatastoreError
 
 LOCK_PLACES = ("/run/lock", "/dev/shm", "/tmp")  # noqa: S108  (the first that all users may write to)
 BUSY_MEMORY_BYTES = 1 << 30
-"""Who runs in another container may be seen by the memory only; a context takes some 500 MB."""
+"""A GPU with this much memory in use is busy: processes in other containers may not show. A context has some 500 MB."""
 _LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device. index: as nvidia-smi counts, and CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. used_by: '' when free."""
+    """One GPU. index: as in nvidia-smi, and in CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID. used_by: '' when it is free."""
 
     index: int
     uuid: str
@@ -36,36 +36,34 @@ class Gpu:
 
 @dataclass(slots=True)
 class Claim:
-    """GPUs that are ours. Whoever drops it must call release()."""
+    """GPUs that are reserved for us, by task, and the descriptors of their locks; the owner must call release()."""
 
     by_task: dict[str, list[Gpu]] = field(default_factory=dict)
     locks: list[int] = field(default_factory=list)
 
     def release(self) -> None:
-        """Idempotent."""
+        """Give the GPUs back. Idempotent."""
         while self.locks:
             os.close(self.locks.pop())
 
 
 class NotFree(DatastoreError):
-    """Not now; another time it may work."""
+    """Too few GPUs are free now; later there may be enough."""
 
 
 class TooFew(DatastoreError):
-    """This machine does not have so many."""
+    """This machine has fewer GPUs than the job needs."""
 
 
 def devices() -> list[Gpu]:
-    """All GPUs that NVML tells of; none where there is no driver."""
+    """Return all GPUs that NVML lists; [] where there is no driver."""
     with nvml.driver() as driver:
         return [_described(driver, index) for index in range(driver.nvmlDeviceGetCount())] if driver else []
 
 
 def claim(wanted: Mapping[str, int], found: list[Gpu] | None = None, locks: Path | None = None) -> Claim:
-    """So many free GPUs for each task, all or none.
-
-    found, locks: the machine's GPUs and the directory of the files; left out: as they are. Errors: TooFew, NotFree.
-    """
+    """Reserve the wanted number of free GPUs for each task, all or none. Errors: TooFew, NotFree.
+    found, locks: the GPUs of the machine and the directory of the lock files, if not the real ones."""
     needed = sum(wanted.values())
     claimed = Claim()
     if not needed:
@@ -93,7 +91,7 @@ def claim(wanted: Mapping[str, int], found: list[Gpu] | None = None, locks: Path
 
 
 def variables(gpus: list[Gpu]) -> dict[str, str]:
-    """What makes CUDA see these GPUs and no other; with none, none."""
+    """Return the variables that make CUDA see only these GPUs; with [], CUDA sees no GPU."""
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(str(each.index) for each in gpus),
@@ -101,7 +99,7 @@ def variables(gpus: list[Gpu]) -> dict[str, str]:
 
 
 def load(gpus: list[Gpu]) -> tuple[float, int] | None:
-    """How busy they are: percent, all together, and bytes of memory in use. None where nobody tells."""
+    """Return the sum of the GPUs' utilisation in percent, and their memory in use in bytes; None if NVML can't tell."""
     if not gpus:
         return None
     with nvml.driver() as driver:
@@ -141,7 +139,7 @@ def _lock_place() -> Path:
 
 
 def _lock(gpu: Gpu, place: Path) -> tuple[int | None, str]:
-    """The descriptor that holds the lock, or None and who holds it. The file may belong to any user, who made it."""
+    """Return the lock's descriptor, or None and the lock's holder. The file belongs to the user who created it."""
     path = place / f"datastore-{gpu.uuid}.lock"
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -160,7 +158,7 @@ def _lock(gpu: Gpu, place: Path) -> tuple[int | None, str]:
 
 
 def _holder(inode: int) -> str:
-    """Who holds a lock on a file, as /proc/locks has it."""
+    """Return who holds the lock on the file with this inode number, from /proc/locks."""
     with suppress(OSError, ValueError):
         for line in _LOCKS.read_text().splitlines():
             words = line.split()

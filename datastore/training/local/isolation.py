@@ -1,4 +1,4 @@
-"""How a replica is kept apart from the rest of the machine: by a mount namespace, or as a container of its image."""
+"""Isolates a replica from the rest of the machine: in namespaces of its own, or as a container of its image."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from datastore.training.local.sandbox import Plan, Shown
 
 ENGINES = ("podman", "docker")
 ENGINE_TIMEOUT_S = 120.0
-"""This only ends a hang: a kill that was not waited for would leave the container."""
+"""The longest wait for a command of the engine. It is long, as giving up on a kill would leave the container."""
 LABEL = "dev.datastore.job"
 NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one replica runs. unique: a name that no other replica of this user has."""
+    """What one replica runs. unique: a name that no other replica of this user has. command: [] for the image's own."""
 
     unique: str
     job: str
@@ -41,29 +41,29 @@ class Isolation(Protocol):
     """Starts and ends the processes of replicas."""
 
     def command_line(self, run: Run) -> list[str]:
-        """What to start; it ends with the exit code of the command, 128 + N after signal N."""
+        """Return the command line to start. Its exit code is that of the command, or 128 + N after signal N."""
         ...
 
     def environment(self, run: Run) -> dict[str, str]:
-        """The environment of that."""
+        """Return the environment in which to start the command line."""
         ...
 
     def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
-        """The process below which all of the replica is; 0 while there is none."""
+        """Return the pid of the process from which all processes of the replica descend; 0 while there is none."""
         ...
 
     def terminate(self, process: subprocess.Popen[bytes], run: Run) -> None:
-        """SIGTERM for the command."""
+        """Send SIGTERM to the command."""
         ...
 
     def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
-        """End everything of it now."""
+        """Kill all processes of the replica."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespaces:
-    """bwrap: the programs of this machine, its own view of the file system, a table of processes of its own."""
+    """bwrap runs programs of this machine with a view of the file system and a table of processes of their own."""
 
     plan: Plan
     shown: Mapping[str, Shown]
@@ -71,7 +71,7 @@ class Namespaces:
     inherited: Mapping[str, str]
 
     def check(self, run: Run) -> None:
-        """Errors: DatastoreError, for a command that can't be started."""
+        """Check the command. Errors: DatastoreError when it can't be started."""
         search = self.environment(run).get("PATH", os.defpath)
         why = sandbox.find_program(
             run.command[0], search, self.working_dir, lambda path: sandbox.to_source(path, self.shown)
@@ -84,7 +84,7 @@ class Namespaces:
         return sandbox.command_line(self.plan, run.command, self.working_dir)
 
     def environment(self, run: Run) -> dict[str, str]:
-        """This user's own, and over that the job's."""
+        """Return the submitter's environment, overridden by the job's variables."""
         return {**self.inherited, "PWD": self.working_dir, **run.variables}
 
     def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
@@ -92,25 +92,25 @@ class Namespaces:
         return process.pid
 
     def terminate(self, process: subprocess.Popen[bytes], run: Run) -> None:
-        """To the command itself, as to the first process of a container."""
+        """Send SIGTERM to the command itself, below bwrap, as an engine does to the first process of a container."""
         with suppress(ProcessLookupError):
             os.kill(processes.command_below(process.pid) or process.pid, signal.SIGTERM)
 
     def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
-        """bwrap takes its namespace with it."""
+        """Kill bwrap; the processes in its namespace die with it."""
         _kill(process)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """podman or docker: the programs of the image. It shares the host's network, where the others are."""
+    """podman or docker runs the programs of the image, in the network of the host, where the other replicas are."""
 
     engine: str
     shown: Mapping[str, Shown]
     working_dir: str | None
 
     def command_line(self, run: Run) -> list[str]:
-        """Variables come by our environment, so that no value stands in an argument."""
+        """See Isolation. Variables are passed by name only, so that no value, maybe a secret, shows in an argument."""
         arguments = [
             self.engine,
             "run",
@@ -144,11 +144,11 @@ class Container:
         return [*command, run.image, *run.command[1:]]
 
     def environment(self, run: Run) -> dict[str, str]:
-        """The engine's own, from ours, and what it passes on."""
+        """Return our own environment, which the engine needs, and the variables that it passes to the container."""
         return {**os.environ, **run.variables}
 
     def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
-        """As the engine tells."""
+        """See Isolation; the engine is asked."""
         said = self._ask("inspect", "--format", "{{.State.Pid}}", run.unique)
         return int(said) if said.isdigit() else 0
 
@@ -157,13 +157,13 @@ class Container:
         self._ask("kill", "--signal", "TERM", run.unique)
 
     def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
-        """See Isolation. `podman rm --force` alone would ask the command once more, and wait for 10 s."""
+        """See Isolation. `podman rm --force` alone would send SIGTERM again and wait 10 s."""
         self._ask("kill", "--signal", "KILL", run.unique)
         self._ask("rm", "--force", run.unique)
         _kill(process)
 
     def sweep(self, job: str) -> None:
-        """Remove the containers of a job whose launcher has died."""
+        """Remove all containers of a job whose launcher has died."""
         for container in self._ask("ps", "--all", "--quiet", "--filter", f"label={LABEL}={job}").split():
             self._ask("rm", "--force", container)
 
@@ -177,13 +177,13 @@ class Container:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Not Popen.kill(): it waits for one that has ended by itself, whose exit code the replica then never gets."""
+    """Kill a process. Popen.kill() would reap it if it has just ended, and Replica.reap() would miss its exit code."""
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
 
 
 def find_engine() -> str:
-    """podman, else docker, that works. Errors: DatastoreError."""
+    """Return podman if it works, else docker. Errors: DatastoreError when neither works."""
     said = []
     for engine in ENGINES:
         if shutil.which(engine) is None:

@@ -1,8 +1,8 @@
-"""Runs one job on this machine, from its mounts to its evidence: the process behind `datastore job submit --local`.
+"""Runs one job on this machine, from its mounts to its evidence, for `datastore job submit --local`.
 
-It is on its own: no terminal, no parent that matters. All that it starts ends with it (PR_SET_PDEATHSIG by bwrap, flock
-for GPUs and for the job's directory), so a launcher that is killed leaves mounts only, which the next command of this
-user removes. What the command wants of it stands in wanted.json, and it looks there several times a second.
+The launcher needs no terminal and outlives its parent. If it is killed, bwrap ends the replicas (PR_SET_PDEATHSIG), the
+kernel releases the flocks of the GPUs and of the job's directory, and the user's next command that looks at the job
+removes the rest, as mounts and containers. The launcher reads several times a second what commands want (wanted.json).
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from datastore.units import exact_quantity, parse_quantity
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL. What a job leaves is in its Datastores when close returns, so it needs no long one."""
+"""The seconds between SIGTERM and SIGKILL; they may be few, as a file is in its Datastore when close returns."""
 KILL_TIMEOUT_S = 10.0
 TICK_S = 0.2
 SAMPLE_S = 0.5
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
-"""Below those that the kernel gives to outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
+"""Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitter:
-    """Who submitted the job, as far as it matters: the environment and directory, and whether images are to be run."""
+    """The submitter's environment and working directory. container: whether the job's images are to be run."""
 
     environment: dict[str, str]
     directory: str
@@ -77,17 +77,17 @@ class Ended:
 
 @dataclass(slots=True)
 class _Times:
-    """Of time.monotonic()."""
+    """Times of the run, by time.monotonic()."""
 
     started: float = 0.0
     trained: float | None = None
-    """When the training itself had succeeded."""
+    """When the training succeeded, while the evaluator goes on; None before."""
     sampled: float = 0.0
 
 
 @dataclass(slots=True)
 class Launcher:
-    """One run of one job. Call prepare(), then run(); in any case close()."""
+    """Runs one job once. Call prepare(), then run(), and close() in any case."""
 
     directory: JobDirectory
     submitter: Submitter
@@ -111,10 +111,10 @@ class Launcher:
     _policy: RunPolicy = field(init=False)
     _isolation: Isolation = field(init=False)
 
-    # The story: prepare, run, close.
+    # The three steps.
 
     def prepare(self) -> None:
-        """Mount, and check all that can be checked before anything runs. Errors: DatastoreError, Interrupted."""
+        """Mount the Datastores, and check all that can be checked now. Errors: DatastoreError, Interrupted."""
         self.job = self.directory.load_job()
         self._manifest = self.directory.load_manifest()
         self._status = TrainingJobStatus.model_validate({"phase": "Pending", "restarts": 0})
@@ -151,7 +151,7 @@ class Launcher:
         self._write()
 
     def run(self) -> Ended:
-        """Run it to its end. Errors: none but of the system; the reason of a failure is in what is returned."""
+        """Run the job to its end; return how it ended, failures too. Errors: OSError when that can't be recorded."""
         try:
             ended = self._take_gpus() or self._follow()
         except (OSError, DatastoreError) as error:
@@ -160,7 +160,7 @@ class Launcher:
         return self._finish(ended)
 
     def close(self) -> None:
-        """End and unmount whatever there still is; for a prepare that failed, and idempotent."""
+        """End, unmount and free whatever there still is, as after a failed prepare(). Idempotent."""
         self._end(self._replicas)
         self._claim.release()
         self._unmount(force=True)
@@ -169,7 +169,7 @@ class Launcher:
     # Before anything runs.
 
     def _new_topology(self) -> None:
-        """Every task gets a port of its own on the loopback interface."""
+        """Make the topology anew, with a free port on the loopback interface for each task."""
         taken: set[int] = set()
 
         def address(task: Task) -> Address:
@@ -230,13 +230,13 @@ class Launcher:
         return Namespaces(plan=plan, shown=shown, working_dir=working_dir, inherited=self.submitter.environment)
 
     def _place(self, datastore: str, path: str) -> Path:
-        """A directory of one of the job's Datastores, on this machine."""
+        """Return the path on this machine of a directory in one of the job's Datastores."""
         found = self._manifest.pick(datastore, self.job.namespace)
         root = Path(found.spec.local.path) if found.spec.local else self.directory.mountpoint(datastore)
         return root / path
 
     def _lookup(self, variable: EnvironmentVariable) -> str | None:
-        """A variable that has valueFrom: a laptop has the Secrets of the file, and no pod."""
+        """Return the value of a valueFrom variable, from the Secrets of the job's file, the only source on a laptop."""
         assert variable.value_from is not None
         wanted = variable.value_from.secret_key_ref
         where = f"TrainingJob {self.job.name}: variable {variable.name}"
@@ -273,7 +273,8 @@ class Launcher:
     # While it runs.
 
     def _take_gpus(self) -> Ended | None:
-        """Wait until as many are free as the job has; all at once, so that no two jobs wait for each other."""
+        """Wait for the job's GPUs, and reserve all at once, since two jobs with some GPUs each might block each other.
+        Return how the run ended if it was stopped first, else None."""
         wanted = {task.name: task.gpus for task in self._topology.tasks}
         began, said = time.monotonic(), ""
         while True:
@@ -296,7 +297,7 @@ class Launcher:
             return None
 
     def _follow(self) -> Ended:
-        """Start all, and do what the run policy says until it says that the job is over."""
+        """Start the tasks and do what the run policy decides, until the job has ended or is stopped."""
         self._times.started = time.monotonic()
         self._status = self._with(startTime=datetime.now(UTC))
         self._condition("Running", True, "Started", "")
@@ -333,7 +334,7 @@ class Launcher:
         )
 
     def _start_due(self) -> bool:
-        """Start those whose time has come; whether there were some."""
+        """Start the replicas whose time has come; return whether there were any."""
         due = [each for each in self._replicas if each.start_at is not None and each.start_at <= time.monotonic()]
         for replica in due:
             replica.start(self._run_of(replica))
@@ -346,7 +347,7 @@ class Launcher:
         self._end([each for each in again if each.runs])
         self._restarts += 1
         if len(again) == len(self._replicas):
-            # The ports of before may not be free at once, and everybody is told the new ones.
+            # The old ports may not be free yet, and as all tasks start again, all learn the new ones.
             self._new_topology()
             self._framework_files()
         for replica in again:
@@ -357,7 +358,7 @@ class Launcher:
         self._phase("Restarting", f"{decision.why}; restart {self._restarts} of {self._policy.backoff_limit}")
 
     def _wanted_stop(self) -> Ended | None:
-        """What the command wants, or a signal."""
+        """Return how the run ends if a command or a signal stops it, else None."""
         stop = self.directory.read_wanted().stop
         if stop in ("suspend", "delete"):
             return Ended(
@@ -370,7 +371,7 @@ class Launcher:
         return None
 
     def _sample(self) -> bool:
-        """Look at what every replica uses, every SAMPLE_S; whether it did."""
+        """Measure each replica and trim its log, if the last time was SAMPLE_S ago; return whether it was."""
         now = time.monotonic()
         if now - self._times.sampled < SAMPLE_S:
             return False
@@ -389,7 +390,7 @@ class Launcher:
         return True
 
     def _start_board(self) -> None:
-        """spec.tensorboard: one TensorBoard beside the job, where there is one to run."""
+        """Start a TensorBoard beside the job if spec.tensorboard wants one and it is on PATH; not with containers."""
         place = self.job.spec.tensorboard
         if place is None or not isinstance(self._isolation, Namespaces):
             return
@@ -420,7 +421,7 @@ class Launcher:
         return [*self._replicas, self._board] if self._board else self._replicas
 
     def _end(self, replicas: Sequence[Replica]) -> None:
-        """End them at once: SIGTERM, and SIGKILL after GRACE_S."""
+        """End these replicas: SIGTERM, and SIGKILL after GRACE_S; those that wait for their start don't start."""
         running = [each for each in replicas if each.runs]
         for replica in replicas:
             if replica.runs or replica.state is State.PENDING:
@@ -438,12 +439,12 @@ class Launcher:
             time.sleep(0.01)
 
     def _finish(self, ended: Ended) -> Ended:
-        """Free everything, keep the evidence, and only then say how it ended."""
+        """Free everything, unmount, save the result if that is wanted, and only then record how the run ended."""
         began = time.monotonic()
         self._sample_last()
         self._end(list(self._all()))
         if isinstance(self._isolation, Namespaces):
-            # A bwrap ends before the rest of its namespace, and may leave a child if it was just starting.
+            # bwrap ends before the other processes of its namespace, and may leave a child if it was just starting.
             processes.end_with_variable("DATASTORE_RUN", self._run, KILL_TIMEOUT_S)
         self._claim.release()
         self._cgroups.remove()
@@ -471,7 +472,7 @@ class Launcher:
         return ended
 
     def _save(self, ended: Ended) -> Ended:
-        """All is uploaded and unmounted: the save reads what the storage has."""
+        """Save the result as a model version; to be called when all is uploaded, as the save reads from the storage."""
 
         def stopped() -> bool:
             self.watch.wait([], TICK_S)
@@ -494,7 +495,7 @@ class Launcher:
         self._sample()
 
     def _unmount(self, *, force: bool) -> None:
-        """The last first. Errors, after all were tried: Unsynced if there was one, else the first."""
+        """Unmount all, the last mount first. Errors without force, after all were tried: Unsynced, else the first."""
         failed: DatastoreError | None = None
         for record in reversed(list(self._mounts)):
             try:
@@ -507,7 +508,7 @@ class Launcher:
         if failed and not force:
             raise failed
 
-    # What others see.
+    # The state that commands read.
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
@@ -551,7 +552,7 @@ class Launcher:
 
 
 def _free_port(taken: set[int]) -> int:
-    """A port of 127.0.0.1 that is free now, and that no outgoing connection gets. Errors: DatastoreError."""
+    """Return a port of 127.0.0.1 that is free now and not in `taken`. Errors: DatastoreError when none was found."""
     for _ in range(1000):
         port = random.randrange(_FIRST_PORT, _LAST_PORT)  # noqa: S311  (no secret: it only has to be free)
         with socket.socket() as probe:

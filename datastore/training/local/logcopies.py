@@ -1,4 +1,4 @@
-"""spec.logs: the whole log of each replica, in a Datastore. In a thread: a slow store must not slow the launcher."""
+"""Copies the whole log of each replica to the Datastore of spec.logs, in a thread, as the storage may be slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHUNK = 1 << 20
 
 
 class LogCopies:
-    """Copies what was appended since, until it is stopped. One thread, started at once."""
+    """A thread that copies what is appended to files, until stop(). files: the target of each source."""
 
     def __init__(self, files: Mapping[Path, Path]) -> None:
         self._files = dict(files)
@@ -25,11 +25,11 @@ class LogCopies:
         self._thread.start()
 
     def copied(self, source: Path) -> int:
-        """How many bytes of a log are in the Datastore."""
+        """Return how many bytes of a log are copied."""
         return self._copied[source]
 
     def stop(self) -> str:
-        """Copy the rest; '' or why not all of it is there. Waits for STOP_TIMEOUT_S at most."""
+        """Copy the rest, within STOP_TIMEOUT_S; return why not all is copied, or ''."""
         self._stopping.set()
         self._thread.join(STOP_TIMEOUT_S)
         return "the storage does not answer" if self._thread.is_alive() else self._trouble
@@ -48,7 +48,7 @@ class LogCopies:
                 return
 
     def _copy(self, source: Path, target: Path) -> None:
-        """Write what is new. The file stays open: what only grows is published meanwhile (S-44)."""
+        """Copy what is new. The target stays open, as the mount uploads open files that only grow (S-44)."""
         if not source.exists() or source.stat().st_size <= self._copied[source]:
             return
         if source not in self._open:

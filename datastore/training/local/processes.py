@@ -1,4 +1,4 @@
-"""What the processes of a replica use, from /proc and the kernel's tables of sockets; needs no rights and no cgroup.
+"""Tells what a replica's processes use, from /proc and the kernel's socket tables, without privileges or cgroups.
 
 Sources: proc(5), sock_diag(7), tcp_info of linux/tcp.h.
 """
@@ -24,12 +24,12 @@ _NLMSG_DONE, _NLMSG_ERROR = 3, 2
 _INET_DIAG_INFO = 2
 _ALL_STATES = 0xFFFFFFFF
 _BYTES_ACKED = 120
-"""Offset of tcpi_bytes_acked in tcp_info; tcpi_bytes_received follows it. Both are there since Linux 4.1."""
+"""The offset of tcpi_bytes_acked in tcp_info; tcpi_bytes_received follows. Both exist since Linux 4.1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of the table. cpu_s: its own and that of children that it has waited for."""
+    """A process in the table. cpu_s: its processor seconds and those of children that it has waited for."""
 
     pid: int
     parent: int
@@ -38,13 +38,13 @@ class Process:
 
 
 def table() -> dict[int, Process]:
-    """All processes that can be seen."""
+    """Return all processes in /proc, by pid."""
     found = {}
     for name in os.listdir(PROC):
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError):
                 text = (PROC / name / "stat").read_text()
-                # The name is in parentheses, and may hold any letters.
+                # The name, in parentheses, may contain any characters, so the fields after it are used.
                 fields = text[text.rindex(")") + 2 :].split()
                 ticks = sum(int(each) for each in fields[11:15])
                 found[int(name)] = Process(int(name), int(fields[1]), ticks / _TICKS, int(fields[21]) * _PAGE)
@@ -52,7 +52,7 @@ def table() -> dict[int, Process]:
 
 
 def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
-    """A process and all that came of it."""
+    """Return a process and all its descendants."""
     children: dict[int, list[Process]] = {}
     for each in processes.values():
         children.setdefault(each.parent, []).append(each)
@@ -66,7 +66,7 @@ def below(root: int, processes: Mapping[int, Process]) -> list[Process]:
 
 
 def with_variable(name: str, value: str) -> list[int]:
-    """The processes of this user that were started with this variable."""
+    """Return the pids of this user's processes that were started with this variable in their environment."""
     mark = f"{name}={value}".encode()
     found = []
     for each in os.listdir(PROC):
@@ -78,7 +78,7 @@ def with_variable(name: str, value: str) -> list[int]:
 
 
 def end_with_variable(name: str, value: str, timeout_s: float) -> None:
-    """SIGKILL for the processes of this user that were started with this variable, until none is left, or timeout_s."""
+    """Kill this user's processes that were started with this variable, until none is left, for at most timeout_s."""
     deadline = time.monotonic() + timeout_s
     while (found := with_variable(name, value)) and time.monotonic() < deadline:
         for pid in found:
@@ -88,7 +88,7 @@ def end_with_variable(name: str, value: str, timeout_s: float) -> None:
 
 
 def command_below(root: int) -> int | None:
-    """The user's command: with a namespace of processes, bwrap has a child that is its first process, which has one."""
+    """Return the pid of the user's command, or None. It is the child of bwrap's child, process 1 of the namespace."""
     for _ in range(2):
         try:
             listed = (PROC / str(root) / "task" / str(root) / "children").read_text().split()
@@ -101,7 +101,7 @@ def command_below(root: int) -> int | None:
 
 
 def socket_inodes(pids: Iterable[int]) -> set[int]:
-    """The sockets that these processes have open."""
+    """Return the inode numbers of the sockets that these processes have open."""
     found = set()
     for pid in pids:
         with suppress(OSError):
@@ -114,17 +114,15 @@ def socket_inodes(pids: Iterable[int]) -> set[int]:
 
 
 class Traffic:
-    """Bytes that each replica received and sent by TCP: those of its sockets, added up from look to look.
-
-    What a socket carried between the last look and its close is not seen.
-    """
+    """Adds up, at each look(), the bytes that the TCP sockets of each replica received and sent since the look before.
+    The bytes of a socket after the last look and before its close are missed."""
 
     def __init__(self) -> None:
         self._sockets: dict[int, tuple[int, int]] = {}
         self._totals: dict[str, tuple[int, int]] = {}
 
     def look(self, sockets: Mapping[str, set[int]]) -> dict[str, tuple[int, int]]:
-        """(received, sent) so far, of each name; sockets: the inodes of each. Errors: OSError."""
+        """Return (received, sent) of each replica so far. sockets: the inodes of each replica's. Errors: OSError."""
         now = dict(tcp_bytes())
         for name, inodes in sockets.items():
             received, sent = self._totals.get(name, (0, 0))
@@ -138,7 +136,7 @@ class Traffic:
 
 
 def tcp_bytes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Of each TCP socket of this network namespace: inode, (bytes received, bytes that arrived). Errors: OSError."""
+    """Yield the TCP sockets of this network namespace: inode, (bytes received, bytes acknowledged). Errors: OSError."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as channel:  # NETLINK_SOCK_DIAG
             channel.settimeout(2.0)
@@ -164,7 +162,7 @@ def _answers(channel: socket.socket) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _answer(message: bytes) -> tuple[int, tuple[int, int]] | None:
-    """One inet_diag_msg (72 bytes) and its attributes."""
+    """Return what tcp_bytes() yields, from one inet_diag_msg (72 bytes) and its attributes; None without tcp_info."""
     (inode,) = struct.unpack_from("=I", message, 68)
     at = 72
     while at + 4 <= len(message):

@@ -1,12 +1,13 @@
-"""What is known of each job of this user: one directory, whether its launcher lives or not.
+"""The records of this user's jobs: each job has a directory, whether its launcher lives or not.
 
 <state root>/jobs/<namespace>/<name>/
   job.yaml         the TrainingJob
-  manifest.yaml    the file it came from, with its Datastores and their Secrets; only its owner can read it
-  state.json       status, evidence and the newest figures; written by the launcher alone
-  wanted.json      what the command wants of the launcher
-  failure          why the launcher itself failed, when it could not write that into state.json; empty while it runs
-  lock             held while the launcher lives; the kernel lets go of it when it dies
+  manifest.yaml    the file that the job came from, with its Datastores and their Secrets; only its owner can read it
+  state.json       status, evidence and the newest figures; written by the launcher, and by commands while none lives
+  wanted.json      what a command wants the launcher to do
+  failure          why the launcher itself failed, if it could not write that into state.json; else empty
+  engine           which of podman and docker runs the job's containers, if it has containers
+  lock             locked while the launcher lives; the kernel releases the lock when the launcher dies
   logs/ mounts/ files/ launcher.log
 """
 
@@ -39,7 +40,7 @@ _MAX_BYTES = 8 << 20
 
 
 class LocalState(Part):
-    """state.json. notes: what a person should know of this run, e.g. why there are no limits."""
+    """The content of state.json. notes: texts for the user about this run, e.g. why limits are not kept."""
 
     status: TrainingJobStatus = Field(description="As in a cluster.")
     evidence: Evidence = Field(description="The replicas; their logs are in files.")
@@ -49,13 +50,13 @@ class LocalState(Part):
 
 
 def empty_state() -> LocalState:
-    """Of a job that never ran."""
+    """Return the state of a job that never ran."""
     return LocalState.model_validate({"status": {"phase": "Pending"}, "evidence": {"replicas": []}})
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command wants: stop is '', 'suspend', 'free' or 'delete'."""
+    """What a command wants the launcher to do. stop: '' (go on), 'suspend', 'free' or 'delete'."""
 
     stop: str = ""
 
@@ -72,34 +73,34 @@ class JobDirectory:
 
     @property
     def name(self) -> str:
-        """Of the job."""
+        """The name of the job."""
         return self.path.name
 
     @property
     def launcher_log(self) -> Path:
-        """What the launcher has to say."""
+        """The file for the output and errors of the launcher."""
         return self.path / "launcher.log"
 
     @property
     def manifest_file(self) -> Path:
-        """The file it came from, with its Datastores and their Secrets."""
+        """The copy of the file that the job came from, with its Datastores and their Secrets."""
         return self.path / "manifest.yaml"
 
     def log(self, task: str) -> Path:
-        """What a replica wrote."""
+        """Return the log file of a replica."""
         return self.path / "logs" / f"{task}.log"
 
     def mountpoint(self, datastore: str) -> Path:
-        """Where a Datastore is mounted for this job."""
+        """Return the directory where a Datastore is mounted for this job."""
         return self.path / "mounts" / datastore
 
     @property
     def files(self) -> Path:
-        """What the framework's processes find below FILES."""
+        """The directory with the framework's files, which the replicas see at FILES."""
         return self.path / "files"
 
     def make(self, job: TrainingJob, manifest: Manifest) -> None:
-        """Errors: JobExists."""
+        """Create the directory of a new job. Errors: JobExists."""
         make_private(self.path.parent)
         try:
             self.path.mkdir(mode=0o700)
@@ -114,23 +115,23 @@ class JobDirectory:
         self.write_state(empty_state())
 
     def write_job(self, job: TrainingJob) -> None:
-        """Replace the TrainingJob; only what its author wrote stands in the file."""
+        """Replace the TrainingJob in its file, without fields that were not set."""
         text = yaml.safe_dump(job.model_dump(by_alias=True, exclude_unset=True, mode="json"), sort_keys=False)
         _write_private(self.job_file, text)
 
     def load_job(self) -> TrainingJob:
-        """Errors: NoSuchJob."""
+        """Read the TrainingJob. Errors: NoSuchJob."""
         try:
             return parse(self.job_file.read_text(), str(self.job_file), KIND).pick_job()
         except (FileNotFoundError, NotADirectoryError):
             raise NoSuchJob(f"there is no TrainingJob {self.name} on this machine") from None
 
     def load_manifest(self) -> Manifest:
-        """The Datastores and Secrets. Errors: InvalidManifest."""
+        """Read the Datastores and Secrets. Errors: InvalidManifest."""
         return parse(self.manifest_file.read_text(), str(self.manifest_file), wanted="")
 
     def read_state(self) -> LocalState:
-        """A broken or missing file is an empty one."""
+        """Read state.json; return empty_state() if the file is missing or broken."""
         try:
             with (self.path / "state.json").open("rb") as file:
                 return LocalState.model_validate_json(file.read(_MAX_BYTES))
@@ -138,11 +139,11 @@ class JobDirectory:
             return empty_state()
 
     def write_state(self, state: LocalState) -> None:
-        """Replace it as one step."""
+        """Replace state.json atomically."""
         write_json(self.path / "state.json", state.model_dump(by_alias=True, exclude_none=True, mode="json"))
 
     def read_wanted(self) -> Wanted:
-        """What the command wants now."""
+        """Read what a command wants now."""
         try:
             found = json.loads((self.path / "wanted.json").read_bytes())
             return Wanted(str(found.get("stop", "")))
@@ -150,30 +151,28 @@ class JobDirectory:
             return Wanted()
 
     def write_wanted(self, wanted: Wanted) -> None:
-        """The launcher looks several times a second."""
+        """Tell the launcher what to do; it reads this several times a second."""
         write_json(self.path / "wanted.json", {"stop": wanted.stop})
 
     def write_engine(self, engine: str) -> None:
-        """Which of podman and docker runs the containers; they outlive a launcher that is killed."""
+        """Note which of podman and docker runs the containers, as these outlive a launcher that is killed."""
         _write_private(self.path / "engine", engine)
 
     def read_engine(self) -> str:
-        """'' where there are no containers."""
+        """Return 'podman' or 'docker', or '' for a job without containers."""
         return _text(self.path / "engine")
 
     def write_failure(self, why: str) -> None:
-        """What ended the launcher; '' when one begins."""
+        """Note why the launcher failed; '' when a launcher begins."""
         _write_private(self.path / "failure", why)
 
     def read_failure(self) -> str:
-        """'' of a launcher that was killed, or lives."""
+        """Return why the launcher failed; '' if it lives or was killed."""
         return _text(self.path / "failure")
 
     def lock(self, timeout_s: float = 0.0) -> int | None:
-        """Become the one launcher of this job: the descriptor that holds it, or None while another lives.
-
-        timeout_s: who looks whether a launcher lives holds it for a moment too, which is over by then.
-        """
+        """Lock the job, as its launcher does while it lives. Return the lock's descriptor, or None if another process
+        has it for timeout_s or the job is gone. Commands that look for a launcher hold the lock for a moment too."""
         try:
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -192,35 +191,35 @@ class JobDirectory:
 
     @property
     def alive(self) -> bool:
-        """Whether a launcher lives."""
+        """Whether the job has a launcher that lives."""
         lock = self.lock()
         if lock is not None:
             os.close(lock)
         return lock is None and self.path.exists()
 
     def remove(self) -> None:
-        """Forget the job. Nothing may be mounted below: this would reach into it."""
+        """Delete the directory. Nothing may be mounted below it: the files of the mount would be deleted too."""
         for name in ("mounts",):
             with suppress(OSError):
                 for each in (self.path / name).iterdir():
-                    each.rmdir()  # fails where something is mounted, or left
+                    each.rmdir()  # fails when something is mounted there, or the directory is not empty
         shutil.rmtree(self.path, onerror=_missing_ok)
         with suppress(OSError):
             self.path.parent.rmdir()
 
 
 def jobs_root() -> Path:
-    """Holds one directory for each namespace."""
+    """Return the directory that has a directory for each namespace."""
     return state_root().parent / "jobs"
 
 
 def directory_of(name: str, namespace: str) -> JobDirectory:
-    """The directory of a job that there may be or not."""
+    """Return the directory of a job, which may not exist."""
     return JobDirectory(Path(os.path.realpath(jobs_root()), namespace, name))
 
 
 def all_directories(namespace: str | None = None) -> Iterator[JobDirectory]:
-    """Of every job, by namespace and name."""
+    """Yield the directories of all jobs, or of one namespace's, by namespace and name."""
     root = Path(os.path.realpath(jobs_root()))
     with suppress(OSError):
         for space in sorted(root.iterdir()):
@@ -231,7 +230,7 @@ def all_directories(namespace: str | None = None) -> Iterator[JobDirectory]:
 
 
 def check_datastores(job: TrainingJob, manifest: Manifest) -> None:
-    """Whether all Datastores of the job are in the manifest. Errors: InvalidManifest."""
+    """Check that all Datastores of the job are in the manifest. Errors: InvalidManifest when one is not."""
     for each in job.spec.datastores:
         try:
             manifest.pick(each.name, job.namespace)
@@ -240,7 +239,7 @@ def check_datastores(job: TrainingJob, manifest: Manifest) -> None:
 
 
 def _text(path: Path) -> str:
-    """'' where there is no such file."""
+    """Return the text of a file, or '' if the file does not exist."""
     try:
         return path.read_text()
     except FileNotFoundError:

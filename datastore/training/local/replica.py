@@ -1,4 +1,4 @@
-"""One replica: the process of a task, its log, its cgroup and what it uses."""
+"""Runs one replica: the process of a task, its log, its cgroup and the measurement of what it uses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from datastore.training.policy import State, TaskState
 from datastore.training.topology import Task
 
 MAX_LOG_BYTES = 32 << 20
-"""Of one replica on disk; what is older is given back to the disk."""
+"""The most bytes of a replica's log on disk; the disk space of older parts is freed."""
 _PUNCH_HOLE_KEEP_SIZE = 3
 _BLOCK = 4096
 
 
 @dataclass(slots=True)
 class Replica:
-    """A task and the process it has now, if any. start_at: when it is to be started (time.monotonic()), or None."""
+    """A task and its process, if it has one. start_at: when it is to be started (time.monotonic()), or None."""
 
     task: Task
     log_path: Path
@@ -49,20 +49,20 @@ class Replica:
     _process: subprocess.Popen[bytes] | None = None
     _run: Run | None = None
     _cpu_before: float = 0.0
-    """Processor seconds of earlier starts."""
+    """The processor seconds of earlier starts."""
 
     @property
     def runs(self) -> bool:
-        """Whether it has a process that was not seen to end."""
+        """Whether the task has a process that is not reaped yet."""
         return self._process is not None
 
     @property
     def task_state(self) -> TaskState:
-        """As the run policy sees it."""
+        """The state of the task, for the run policy."""
         return TaskState(task=self.task, state=self.state, exit_code=self.exit_code, reason=self.reason)
 
     def start(self, run: Run) -> None:
-        """Start its process. Errors: OSError, DatastoreError; then it has none."""
+        """Start the process of the task. Errors: OSError, DatastoreError; then no process was started."""
         self.group.make(run.limits)
         command = self.group.enter(self.isolation.command_line(run))
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -84,7 +84,7 @@ class Replica:
         self.started_at = datetime.now(UTC)
 
     def reap(self) -> bool:
-        """Look whether its process has ended; True when it just has."""
+        """Reap the process if it has ended, and note its exit code; return whether that was so."""
         if self._process is None:
             return False
         pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
@@ -104,24 +104,24 @@ class Replica:
         return True
 
     def terminate(self) -> None:
-        """Ask the command to end."""
+        """Send SIGTERM to the command, if it runs."""
         if self._process and self._run:
             self.isolation.terminate(self._process, self._run)
 
     def kill(self) -> None:
-        """End everything of it."""
+        """Kill all processes of the replica."""
         if self._process and self._run:
             self.isolation.kill(self._process, self._run)
 
     def pids(self, table: dict[int, Process]) -> list[Process]:
-        """Its processes."""
+        """Return the processes of the replica that are in this table."""
         if not (self._process and self._run):
             return []
         first = self.isolation.first_pid(self._process, self._run)
         return processes.below(first, table) if first else []
 
     def sample(self, own: Sequence[Process], traffic: tuple[int, int] | None) -> None:
-        """Take one look at what it uses; traffic: received and sent so far."""
+        """Measure once what the replica uses. own: its processes. traffic: the bytes received and sent so far."""
         cpu_s, memory_bytes = self.group.cpu_s(), self.group.memory_bytes()
         load = gpus.load(list(self.gpus))
         self.meter.add(
@@ -137,7 +137,7 @@ class Replica:
         )
 
     def _last_sample(self, cpu_s: float, memory_bytes: int) -> None:
-        """What its process used from beginning to end, which no look between may have seen."""
+        """Add what the ended process used in all, as wait4 told, since it may have used more after the last sample."""
         last = self.meter.last
         in_all = max(self._cpu_before + (self.group.cpu_s() or cpu_s), last.cpu_s if last else 0.0)
         self.meter.add(
@@ -152,15 +152,13 @@ class Replica:
         self._cpu_before = in_all
 
     def note(self, text: str) -> None:
-        """A line of the launcher in the log of the replica."""
+        """Append a line of the launcher to the log of the replica."""
         with suppress(OSError), self.log_path.open("ab") as log:
             log.write(f"[datastore] {text}\n".encode())
 
     def trim_log(self, copied: int | None) -> None:
-        """Give the oldest part of a long log back to the disk. copied: up to where it may go; None: all of it.
-
-        A hole is punched, so who writes and who follows keep their places.
-        """
+        """Free the disk space of all but the last MAX_LOG_BYTES of the log. copied: the offset up to which it may be
+        freed; None: no limit. A hole is punched, so that offsets of writers and readers stay valid."""
         with suppress(OSError), self.log_path.open("r+b") as log:
             end = os.fstat(log.fileno()).st_size - MAX_LOG_BYTES
             end = min(end, copied if copied is not None else end) // _BLOCK * _BLOCK
@@ -169,7 +167,7 @@ class Replica:
                 libc.fallocate(log.fileno(), _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(end))
 
     def evidence(self) -> ReplicaEvidence:
-        """What is known of it."""
+        """Return the evidence of the replica, without its log."""
         usage = self.meter.usage()
         return ReplicaEvidence.model_validate(
             {
@@ -187,7 +185,7 @@ class Replica:
         )
 
     def metrics(self) -> dict[str, Any]:
-        """What it uses now."""
+        """Return the role, the index and what the replica uses now."""
         return {
             "role": self.task.role,
             "index": self.task.index,

@@ -1,13 +1,13 @@
-"""A mount namespace of its own for each replica: the machine as it is, and the Datastores at their absolute paths.
+"""Gives each replica a mount namespace, with the machine's files and the Datastores at their absolute paths.
 
-`bwrap` (bubblewrap) makes it; a user who is not root gets a user namespace with it. `planned` decides, purely, from
-what the machine has, how a path comes to be:
+`bwrap` (bubblewrap) makes the namespace, and a user namespace for a user who is not root. `planned` (pure) decides how
+the path of a Datastore comes to exist, by the deepest directory above it that the machine has:
 
-- a directory that is there is covered;
-- one that would have to be made in / is made in a root directory of the replica's own;
-- one that would have to be made where this user may write is made on the machine, and stays, empty;
-- one that would have to be made elsewhere (/mnt/data for a plain user) is made in a copy of that directory, in which
-  the same files show, and which is read-only: what is written there would be lost.
+- If the path itself is a directory, the Datastore is mounted over it.
+- If the deepest directory is /, the path is made in a root directory of the replica's own.
+- If this user may write to the deepest directory, the path is made on the machine, and stays there, empty.
+- Else (/mnt/data for a plain user) the path is made in a copy of the deepest directory. The copy shows the same files
+  and is read-only, as new files in it would be lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from datastore.errors import DatastoreError
 
 MAX_ENTRIES = 256
-"""Of a directory that is copied: each entry is a mount."""
+"""The most entries of a directory that is copied, as each entry becomes a mount."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What stands at an absolute path of the replica: a directory or a file of the machine."""
+    """What a replica sees at a path: the directory or file `source` of the machine."""
 
     source: str
     read_only: bool = False
@@ -34,25 +34,25 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An entry of a directory of the machine. link: the target of a symbolic link, else ''."""
+    """An entry of a directory of the machine. link: the target if it is a symbolic link, else ''."""
 
     name: str
     link: str = ""
 
 
 class Machine:
-    """What the machine has at a path; the plan asks nothing else."""
+    """The questions that planned() asks about the machine; tests answer them in another way."""
 
     def is_dir(self, path: str) -> bool:
-        """Whether a directory is there, links followed."""
+        """Return whether the path is a directory, or a symbolic link to one."""
         return os.path.isdir(path)
 
     def writable(self, path: str) -> bool:
-        """Whether this user may make entries in it."""
+        """Return whether this user may create entries in a directory."""
         return os.access(path, os.W_OK | os.X_OK)
 
     def entries(self, path: str) -> list[Entry]:
-        """What is in it."""
+        """Return the entries of a directory, by name."""
         with os.scandir(path) as found:
             return sorted(
                 (Entry(name=each.name, link=os.readlink(each.path) if each.is_symlink() else "") for each in found),
@@ -62,14 +62,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Arguments of bwrap, and directories to make on the machine first."""
+    """Arguments of bwrap, and the directories to make on the machine before it starts."""
 
     arguments: tuple[str, ...]
     made: tuple[str, ...] = ()
 
 
 def planned(shown: Mapping[str, Shown], machine: Machine) -> Plan:
-    """How to show these sources at these absolute paths. Errors: DatastoreError."""
+    """Plan how to show sources at absolute paths. Errors: DatastoreError when a directory is too large to copy."""
     copied: dict[str, str] = {}
     made: list[str] = []
     inside: list[str] = []
@@ -96,7 +96,7 @@ def planned(shown: Mapping[str, Shown], machine: Machine) -> Plan:
 
 
 def _nearest(path: str, machine: Machine) -> str:
-    """The deepest directory above a path that is there."""
+    """Return the deepest directory above a path that exists."""
     parent = os.path.dirname(path)
     while not machine.is_dir(parent):
         parent = os.path.dirname(parent)
@@ -120,7 +120,7 @@ def _copy(parent: str, path: str, machine: Machine) -> list[str]:
 
 
 def command_line(plan: Plan, command: Sequence[str], working_dir: str) -> list[str]:
-    """bwrap with the plan; all that the command starts ends with it, and with us. Errors: DatastoreError."""
+    """Return the bwrap command line: all processes of the command end with it and with us. Errors: DatastoreError."""
     program = shutil.which("bwrap")
     if program is None:
         raise DatastoreError(
@@ -132,7 +132,7 @@ def command_line(plan: Plan, command: Sequence[str], working_dir: str) -> list[s
 
 
 def to_source(path: str, shown: Mapping[str, Shown]) -> str:
-    """Where something that the replica sees at an absolute path is on the machine."""
+    """Return the path on the machine of what the replica sees at an absolute path."""
     for target in sorted(shown, key=len, reverse=True):
         if path == target or path.startswith(target + "/"):
             return shown[target].source + path[len(target) :]
@@ -140,7 +140,7 @@ def to_source(path: str, shown: Mapping[str, Shown]) -> str:
 
 
 def find_program(word: str, search: str, working_dir: str, source_of: Callable[[str], str]) -> str:
-    """Why a command can't be started, as 'no such command', or '' when it can. search: PATH of the replica."""
+    """Return why a command can't be started, or ''. search: the replica's PATH. source_of: to_source for its paths."""
     if "/" in word:
         places = [os.path.normpath(os.path.join(working_dir, word))]
     else:

@@ -1,4 +1,4 @@
-"""spec.save on this machine: `datastore model save`, in a process of its own, over the Datastores of the job's file."""
+"""Does spec.save on this machine, by a process that runs `datastore model save` with the job's file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _STOP_TIMEOUT_S = 30.0
 
 
 def save(job: TrainingJob, directory: JobDirectory, run: str, stopped: Callable[[], bool]) -> str:
-    """MODEL:VERSION. run: repeated under the same one, it is saved once. stopped: is asked while it goes on; it waits.
-
-    Errors: DatastoreError with the command's own reason, or that it was stopped.
-    """
+    """Save the result of a job; return MODEL:VERSION. run: saves with the same `run` make one version. stopped: called
+    repeatedly until the save has ended; it waits a moment and returns whether to stop the save. Errors: DatastoreError
+    with the command's own reason, or when the save was stopped."""
     assert job.spec.save is not None
     datastore, path = place_of_result(job)
     arguments = [job.spec.save.model, "--from", f"{datastore}/{path}", "--file", str(directory.manifest_file)]
@@ -34,7 +33,7 @@ def save(job: TrainingJob, directory: JobDirectory, run: str, stopped: Callable[
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            # What a launcher that was killed has left is found by it.
+            # If the launcher is killed, the next command finds this process by the variable, and ends it.
             env={**os.environ, "DATASTORE_RUN": run},
         )
         while process.poll() is None:

@@ -1,4 +1,4 @@
-"""spec.schedule on this machine: a process that sleeps until the next time, and makes a job of its own for each."""
+"""Does spec.schedule on this machine: a process that creates a job at each time of the schedule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scheduler:
         self._say("")
 
     def run(self) -> None:
-        """Until somebody wants it to stop."""
+        """Run the schedule until a command or a signal stops it."""
         while True:
             stop = self._directory.read_wanted().stop
             if stop or self._watch.take() is not None:

@@ -1,4 +1,4 @@
-"""Starts the launcher of a job and waits until it is sure to run, or says why not."""
+"""Starts the launcher of a job and waits until the launcher is ready, or has failed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from datastore.training.local.launcher import Submitter
 from datastore.training.local.records import JobDirectory
 
 READY_TIMEOUT_S = 120.0
-"""Each mount answers within seconds; a job has a few."""
+"""The longest wait for the launcher, which mounts the job's Datastores first; each mount takes seconds."""
 STOP_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 10.0
 
 
 def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
-    """Errors: what the launcher told, any DatastoreError; KeyboardInterrupt. Then it has undone what it did."""
+    """Start the launcher, and return when it is ready. Errors: the DatastoreError that it reported, or
+    KeyboardInterrupt; the launcher has then been ended, and has undone what it did."""
     process, channel = ourprocess.start(
         "datastore.training.local", "--channel", [str(directory.path)], log_path=directory.launcher_log
     )
@@ -33,7 +34,7 @@ def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
     except BaseException as error:
         if isinstance(error, frames.PeerGone):
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LAST_WORDS_TIMEOUT_S)  # it is about to end, and to say why
+                process.wait(LAST_WORDS_TIMEOUT_S)  # it is about to end, and to log why
         ourprocess.end(process, STOP_TIMEOUT_S)
         if isinstance(error, frames.PeerGone):
             said = ourprocess.last_words(directory.launcher_log.read_bytes()) or "it said nothing"
