@@ -1,1 +1,1 @@
-"""Measurements. Each module is one table: `python -m bench.w12` writes bench/results/w12.md."""
+"""Measurements: `python -m bench` measures everything, `python -m bench.w12` writes bench/results/w12.md."""

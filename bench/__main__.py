@@ -1,8 +1,8 @@
-"""`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars are met.
+"""`python -m bench [--only W1,W5] [--peers s3fs,rclone-full] [--short]`: measure, and say which bars (goals) are met.
 
 Everything is measured in one run on one versitygw, or on one MinIO with --server minio, over TLS with --tls, and with
---rtt 20 as if that were 20 ms away. The table goes to standard output and, with a chart, into bench/results/; progress
-goes to standard error. Exit code 1 with --short when a bar is missed, 130 after Ctrl-C.
+--rtt 20 as if the server were 20 ms away. The table goes to standard output and, with a chart, into bench/results/;
+progress goes to standard error. Exit code: 1 with --short when a bar is missed, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SHORT_SUBJECTS = frozenset({OURS, "ours-ro", NATIVE, LOCAL})
 
 
 def choose_workloads(text: str, short: bool) -> tuple[str, ...]:
-    """What --only means. Errors: argparse.ArgumentTypeError naming what there is."""
+    """Return the workloads that --only names. Errors: argparse.ArgumentTypeError, with the known names, if unknown."""
     wanted = tuple(word.strip().upper() for word in text.split(",") if word.strip())
     unknown = [word for word in wanted if word not in WORKLOADS]
     if unknown:
@@ -56,7 +56,7 @@ def choose_workloads(text: str, short: bool) -> tuple[str, ...]:
 
 
 def choose_peers(text: str | None) -> list[str]:
-    """What --peers means: without it all that are installed. Errors: argparse.ArgumentTypeError."""
+    """Return the peers that --peers names, or all installed. Errors: argparse.ArgumentTypeError if not installed."""
     installed = [peer.name for peer in PEERS if peer.present]
     if text is None:
         return installed
@@ -68,7 +68,7 @@ def choose_peers(text: str | None) -> list[str]:
 
 
 def plan(subjects: Sequence[Subject], wanted: Sequence[str], runs: int) -> Iterator[tuple[int, Group, Subject]]:
-    """The cells in their order: side by side in time is what is compared."""
+    """Yield the cells in order: figures that are compared are measured one right after the other."""
     for run in range(runs):
         for group in GROUPS:
             if not any(workload in wanted for workload in group.workloads) or (run and group.once):
@@ -77,7 +77,7 @@ def plan(subjects: Sequence[Subject], wanted: Sequence[str], runs: int) -> Itera
 
 
 def measure(bench: Bench, subjects: Sequence[Subject], wanted: Sequence[str], progress: Progress) -> None:
-    """All cells into bench.results."""
+    """Measure all cells and add their figures to bench.results."""
     cells = list(plan(subjects, wanted, bench.sizes.runs))
     task = progress.add_task("", total=len(cells))
     for run, group, subject in cells:
@@ -89,14 +89,14 @@ def measure(bench: Bench, subjects: Sequence[Subject], wanted: Sequence[str], pr
 
 
 def open_subjects(server: Server, folder: Path, peers: Sequence[str], short: bool) -> list[Subject]:
-    """Ours and the bases first, then the peers."""
+    """Return our mounts and the bases (native, local) first, then the peers that can use the server."""
     own = [each for each in own_subjects(server, folder) if not short or each.name in SHORT_SUBJECTS]
     able = [peer for peer in PEERS if peer.name in peers and (peer.trusts or not server.ca_file)]
     return [*own, *(PeerMount(peer, server, folder / peer.name) for peer in able)]
 
 
 def about(sizes: Sizes, server: Server, short: bool, rtt_ms: float) -> list[str]:
-    """What one has to know about the figures."""
+    """Return the paragraph of the report that says when and under which conditions the figures were measured."""
     over = " over TLS" if server.ca_file else ""
     where = f"{server.name}{over} {f'at {rtt_ms:g} ms of round trip' if rtt_ms else 'on the same machine'}"
     cold = "" if can_drop_caches() else " The page cache could not be dropped (not root): cold is not quite cold."
@@ -109,7 +109,7 @@ def about(sizes: Sizes, server: Server, short: bool, rtt_ms: float) -> list[str]
 
 @contextlib.contextmanager
 def prepared(sizes: Sizes, results: Results, console: Console, options: argparse.Namespace) -> Iterator[Bench]:
-    """The server with its data, all gone at the end."""
+    """Start the server and prepare its data; remove everything at the end."""
     with contextlib.ExitStack() as stack:
         folder = Path(
             stack.enter_context(
@@ -129,7 +129,7 @@ def prepared(sizes: Sizes, results: Results, console: Console, options: argparse
 
 
 def finish(results: Results, heading: Sequence[str], short: bool, files: Path) -> list[Verdict]:
-    """Judge, print and keep."""
+    """Judge the figures, write the table and the chart to files, print the table, and return the verdicts."""
     wanted = [bar for bar in BARS if not short or bar.against in SHORT_AGAINST]
     verdicts = judge(wanted, results, SHORT_ALLOWANCE if short else 1.0)
     text = markdown(results, verdicts, heading)
@@ -141,7 +141,7 @@ def finish(results: Results, heading: Sequence[str], short: bool, files: Path) -
 
 
 def forget_environment() -> None:
-    """Nothing that the person who measures has set may decide whom the clients ask, and how."""
+    """Remove the user's environment variables that could change which server the clients use, and how."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "RCLONE_", "DATASTORE_")) or name.lower().endswith("_proxy"):
             del os.environ[name]
@@ -149,7 +149,7 @@ def forget_environment() -> None:
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure the mount beside its peers.")
     parser.add_argument("--only", metavar="W1,W5", default="", help="these workloads; default: all")
     parser.add_argument(
@@ -173,7 +173,6 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure; the exit code."""
     options = arguments(words)
     forget_environment()
     sizes = SHORT if options.short else FULL
@@ -205,14 +204,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def stop_once(_signal: int, _frame: FrameType | None) -> None:
-    """Clean up and end. A second Ctrl-C must not break the clean-up off: each of its steps is bounded."""
+    """Clean up and end; ignore further signals, as each step of the clean-up is bounded in time."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    # Also where a shell has started us in the background, with SIGINT ignored.
+    # SIGINT is set too, because a shell that starts this program in the background has it ignored.
     signal.signal(signal.SIGINT, stop_once)
     signal.signal(signal.SIGTERM, stop_once)
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The bars: what has to be reached, and against whom. Nothing here measures."""
+"""The bars: the goal for each metric, absolute or relative to another subject, and how figures are judged by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_PEERS = frozenset({OURS, READ_ONLY, WRITE_BACK, NATIVE, LOCAL})
 
 
 class Against(Enum):
-    """Whom a figure is compared with."""
+    """What a figure is compared with."""
 
     PEER = "best peer"
     DURABLE_PEER = "best peer whose close is durable"
@@ -29,10 +29,10 @@ class Against(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`subject` `direction` `factor` x `against`; for LIMIT the factor is the limit itself.
+    """A goal: the figure of `subject` is `direction` `factor` x that of `against`; for LIMIT the factor is the limit.
 
-    reached: what a short run on the two cores of CI reaches where the bar is missed; docs/BENCH.md says what stands in
-    the way. A short run then asks half of that, so that nothing gets worse unseen.
+    reached: the factor that a short run reaches on the two cores of CI where it misses the bar (docs/BENCH.md says
+    why). A short run then asks for half of that factor, so that a change for the worse is noticed.
     """
 
     metric: str
@@ -43,7 +43,7 @@ class Bar:
     reached: float = math.nan
 
     def asked(self, allowance: float) -> float:
-        """The factor that counts: the bar's own, or in a short run (allowance below 1) what may be asked of it."""
+        """Return the factor to judge by: the bar's own, or in a short run (allowance below 1) a weaker one."""
         if allowance == 1.0:
             return self.factor
         factor = self.factor if math.isnan(self.reached) else self.reached
@@ -95,7 +95,7 @@ BARS = (
     Bar("W11.first_byte", "<=", 1.0, Against.LIMIT),
     Bar("W11.restart", "<=", 1.0, Against.LIMIT),
     *(Bar(f"W12.{number}", "<=", math.inf, Against.SUCCESS) for number in range(1, len(PARTS) + 1)),
-    # Of the mount's server over http; with --tls a small file may take 0.6 ms.
+    # Processor time of the mount's server over http; with --tls a small file may take 0.6 ms.
     Bar("W1.read_cpu", "<=", 1.2, Against.LIMIT),
     *(Bar(f"{each}_cpu", "<=", 0.45, Against.LIMIT) for each in ("W5.one", "W5.sixteen", "W7.one")),
     Bar("W6.one_cpu", "<=", 0.05, Against.LIMIT),
@@ -111,8 +111,8 @@ SHORT_ALLOWANCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """met is None when there was nothing to compare with. ratio: figure / reference. why: of a missed or void bar.
-    asked: the factor that counted."""
+    """How a bar was judged. met: None if there was nothing to compare with. who: the subject of the reference. ratio:
+    figure / reference. why: the reason, if the bar is missed or void without a ratio. asked: the factor that counts."""
 
     bar: Bar
     met: bool | None
@@ -130,7 +130,7 @@ class Verdict:
 
 
 def judge(bars: Iterable[Bar], results: Results, allowance: float = 1.0) -> list[Verdict]:
-    """A verdict for every bar whose metric was measured on anybody. allowance 0.5 halves what is asked for."""
+    """Return a verdict for every bar whose metric has a figure of any subject. allowance: 0.5 asks for half as much."""
     return [_judge_one(bar, results, allowance) for bar in bars if results.subjects(bar.metric)]
 
 
@@ -161,7 +161,7 @@ def _judge_one(bar: Bar, results: Results, allowance: float) -> Verdict:
 
 
 def _reference(bar: Bar, results: Results) -> tuple[str, float]:
-    """Whose figure, and it; ('', nan) when nobody qualifies."""
+    """Return the subject to compare with and its figure; ('', nan) when no subject qualifies."""
     if bar.against in (Against.NATIVE, Against.LOCAL):
         names = [bar.against.value]
         fits: Callable[[Figure], bool] = _any

@@ -1,4 +1,4 @@
-"""The bench's own look into the bucket, beside every mount: what is there, and is it right?"""
+"""The bench's direct access to the bucket, past every mount: which objects are there, and is their content right?"""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ SAMPLES = 16
 
 
 class NotInS3(Exception):
-    """What was written is not (rightly) in the bucket; the text says what is."""
+    """What was written is missing from the bucket or wrong there; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When the bucket was seen to be right, time.monotonic(). late: it was not so at the first look."""
+    """at: when the bucket was seen to be right, as time.monotonic(). late: it was not yet right at the first look."""
 
     at: float
     late: bool
 
 
 class Bucket:
-    """One bucket through boto3."""
+    """The bench's bucket, accessed with boto3."""
 
     def __init__(self, server: Server) -> None:
         self._client: Any = boto_client(server)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Size of every object below a prefix, without it; markers of directories end with '/'."""
+        """Return the size of each object below a prefix, by key without the prefix; folders' markers end with '/'."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return {
             found["Key"].removeprefix(prefix): found["Size"] for page in pages for found in page.get("Contents", ())
         }
 
     def wait(self, right: Callable[[], bool], began: float, limit_s: float) -> Arrival | None:
-        """Look until it is right; began: what stands as the time when the first look says so. None: it never was."""
+        """Poll until right(); return None after limit_s seconds. began: the time to report if it is true at once."""
         if right():
             return Arrival(began, late=False)
         deadline = time.monotonic() + limit_s
@@ -52,19 +52,19 @@ class Bucket:
         return None
 
     def check_big(self, key: str, size: int) -> None:
-        """Some MiB of a large object. Errors: WrongContent."""
+        """Check the start of about SAMPLES of a large object's MiB. Errors: WrongContent."""
         for number in range(0, size // BLOCK, max(1, size // BLOCK // SAMPLES)):
             start = number * BLOCK
             check_part(start, self._get(key, f"bytes={start}-{start + 2 * HEADER - 1}")[:HEADER], key)
 
     def check_small(self, prefix: str, count: int, size: int) -> None:
-        """Some of many small objects. Errors: WrongContent."""
+        """Check about SAMPLES of many small objects. Errors: WrongContent."""
         for number in range(0, count, max(1, count // SAMPLES)):
             key = f"{prefix}/f{number:05}"
             check_file(number, self._get(key), size, key)
 
     def remove(self, prefix: str) -> None:
-        """Everything below a prefix, and the marker itself; folders last, as versitygw wants it."""
+        """Delete a prefix with all objects below it; folders go after their content, as versitygw requires."""
         keys = sorted((prefix + name for name in self.sizes(prefix)), reverse=True)
         for first in range(0, len(keys), 1000):
             wanted = [{"Key": key} for key in keys[first : first + 1000]]

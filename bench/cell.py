@@ -1,4 +1,4 @@
-"""One cell: one workload on one subject. It records figures; what goes wrong becomes the figure's error."""
+"""One cell of the table: one workload on one subject. An error is recorded in place of the figure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import Server
 
 MB = 1_000_000
 BIG, SMALL, TREE, FLAT = "big", "small", "tree", "flat"
-"""Where the prepared data is: an object, and three prefixes."""
+"""Where the prepared data is: the key of the large object, and the prefixes of the small ones."""
 ANY_RSS = "W10.any"
 
 Answer = dict[str, float]
@@ -40,7 +40,7 @@ class Bench:
 
     @property
     def store(self) -> dict[str, str]:
-        """For nativework.open_store."""
+        """The arguments for nativework.open_store."""
         server = self.server
         return {
             "endpoint": server.endpoint,
@@ -54,7 +54,7 @@ class Bench:
 
 @dataclass(slots=True)
 class Cell:
-    """A workload on a subject. tag: names what this cell writes. server: the process that serves what is open."""
+    """A workload on a subject. tag: the prefix of what this cell writes. server: the pid that serves the open mount."""
 
     bench: Bench
     subject: Subject
@@ -62,16 +62,15 @@ class Cell:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
     server: int | None = None
     spent_s: float = math.nan
-    """Processor time of the server in the last work."""
+    """Processor time of the server in the last work(), in seconds; nan without a server."""
 
     @property
     def sizes(self) -> Sizes:
-        """The bench's."""
         return self.bench.sizes
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Opened]:
-        """The subject, cold; how much memory its process took is looked at before it ends."""
+        """Open the subject with cold caches; record the peak memory of its process before that ends."""
         with self.subject.opened() as found:
             self.server = found.pid()
             try:
@@ -83,46 +82,45 @@ class Cell:
                 self.record(ANY_RSS, peak_rss_mib(pid))
 
     def work(self, work: str, **arguments: Any) -> Answer:
-        """In a worker, bounded. Errors: WorkFailed."""
+        """Run a function of bench in a worker process, for at most sizes.cell_s seconds. Errors: WorkFailed."""
         before = self._processor_s()
         answer = run_work(work, self.sizes.cell_s, **arguments)
         self.spent_s = self._processor_s() - before
         return answer
 
     def _processor_s(self) -> float:
-        """Of the server; nan where there is none, or none any more."""
+        """Return the server's processor time so far, in seconds; nan without a server, or when it has ended."""
         with contextlib.suppress(OSError):
             return math.nan if self.server is None else processor_s(self.server)
         return math.nan
 
     def native_work(self, work: str, **arguments: Any) -> Answer:
-        """The same, by the plain client."""
+        """Run a function of nativework, that is the plain client, in a worker process. Errors: WorkFailed."""
         return self.work(f"nativework.{work}", store=self.bench.store, **arguments)
 
     def record(self, metric: str, value: float, *, late: bool = False, partial: bool = False) -> None:
-        """A figure."""
         self._add(metric, Figure(value, late=late, partial=partial, load=self.load))
 
     def rate(self, metric: str, answer: Answer) -> None:
-        """A figure of MB/s (if there are bytes) or calls/s."""
+        """Add a figure in MB/s (if the answer counts bytes) or calls/s, and that of the processor time."""
         amount = answer["bytes"] / MB if "bytes" in answer else answer["count"]
         self.record(metric, amount / max(answer["seconds"], 1e-9), partial=bool(answer.get("partial")))
         self.processor(metric, answer)
 
     def processor(self, metric: str, answer: Answer) -> None:
-        """What the server needed for it in the last work, where that is a figure: a GiB, or one of what was counted."""
+        """Add the server's processor time in the last work, for metrics that have this figure: s/GiB, or ms each."""
         if metric + PROCESSOR in BY_ID and not math.isnan(self.spent_s):
             amount = answer["bytes"] / GIB if "bytes" in answer else answer["count"] / 1000
             self.record(metric + PROCESSOR, self.spent_s / amount, partial=bool(answer.get("partial")))
 
     def fail(self, metric: str, error: BaseException) -> None:
-        """A figure that could not be had."""
+        """Record that a figure could not be measured."""
         text = " ".join(str(error).split()) or type(error).__name__
         self._add(metric, Figure(math.nan, error=text[-300:], load=self.load))
 
     @contextlib.contextmanager
     def measuring(self, *metrics: str) -> Iterator[None]:
-        """What goes wrong inside is the error of these metrics."""
+        """Record an expected error of the block as the error of these metrics."""
         try:
             yield
         except EXPECTED as error:
@@ -140,11 +138,10 @@ Work = Callable[[Cell], None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workloads that share a mount. metrics: those it gives.
+    """Workloads that share a mount. native: the work of the plain client. metrics: the ids of the figures.
 
-    needs_data: the prepared objects have to be shown; writes: it has to be writable;
-    only: the subjects it is for, none for everybody that fits; never: those that it says nothing about; once: a second
-    run would not be another figure.
+    needs_data: the subject must show the prepared objects. writes: it must be writable. only: the names of the
+    subjects to measure; empty for all that fit. never: the names of those to leave out. once: it is not run again.
     """
 
     workloads: tuple[str, ...]
@@ -158,7 +155,7 @@ class Group:
     once: bool = False
 
     def fits(self, subject: Subject) -> bool:
-        """Whether the subject can be measured with it."""
+        """Whether the group can be measured on the subject."""
         if (self.only and subject.name not in self.only) or subject.name in self.never:
             return False
         if subject.native:
@@ -166,7 +163,7 @@ class Group:
         return (subject.plain or not self.needs_data) and (subject.writable or not self.writes)
 
     def run(self, cell: Cell) -> None:
-        """Measure. A subject that did not even open has that error in each of the metrics."""
+        """Measure a cell. An error that ends the work is recorded for each metric without a figure."""
         work = self.native if cell.subject.native and self.native is not None else self.work
         try:
             work(cell)

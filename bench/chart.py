@@ -1,4 +1,4 @@
-"""The chart: one small panel a metric, one line a subject, the wanted values dashed."""
+"""The chart: a small panel for each metric, with a bar for each subject and dashed lines at the goals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _colour(name: str) -> str:
 
 
 def _wanted(metric: Metric, verdicts: Iterable[Verdict]) -> list[float]:
-    """The absolute values of the bars of a metric."""
+    """Return the goals of a metric as absolute values."""
     return [
         verdict.reference if verdict.bar.against is Against.LIMIT else verdict.reference * verdict.bar.factor
         for verdict in verdicts
@@ -33,7 +33,7 @@ def _wanted(metric: Metric, verdicts: Iterable[Verdict]) -> list[float]:
 
 
 def _shown(metric: Metric, results: Results, verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """Who gets a line. The local disk dwarfs everybody, so it is left out where nobody is compared with it."""
+    """Return the figures to draw. The local disk dwarfs the others: it is left out where all goals refer to others."""
     against = {verdict.bar.against for verdict in verdicts if verdict.bar.metric == metric.id}
     hidden = {LOCAL} if against - {Against.SUCCESS} and Against.LOCAL not in against else set()
     return {
@@ -54,7 +54,7 @@ def _panel(axes: Axes, metric: Metric, found: Mapping[str, float], wanted: Seque
 
 
 def draw(results: Results, verdicts: Sequence[Verdict], file: Path) -> None:
-    """Write a PNG. Nothing when there are no figures."""
+    """Write the chart as a PNG; write nothing when there are no figures."""
     metrics = results.metrics()
     if not metrics:
         return

@@ -1,8 +1,8 @@
-"""A server that is farther away: `python -m bench.distance PORT RTT_MS` relays TCP on a port of its own, later.
+"""A TCP relay that makes a server seem farther away: `python -m bench.distance PORT RTT_MS` listens on its own port.
 
-What a client pays far from its storage is round trips, and how many bytes may be under way: a connection is a round
-trip old before its first byte passes, every byte takes half of one, and at most WINDOW bytes of a connection are under
-way in one direction. No bandwidth is taken away.
+Distance costs a client round trips and limits the bytes in flight: a new connection waits a round trip before its
+first byte passes, every byte takes half a round trip, and at most WINDOW bytes of a connection are in flight in one
+direction. The bandwidth is not limited otherwise.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bench.processes import child, wait_for
 from tests.servers import Server
 
 WINDOW = 4 << 20
-"""Bytes; what Linux lets a receiver's buffer grow to is of this size (tcp_rmem: 6 MiB, of which a part is overhead)."""
+"""Bytes; Linux lets a receive buffer grow to about this size (tcp_rmem: 6 MiB, part of which is overhead)."""
 LISTENING = re.compile(r"listening on (\d+)")
 START_TIMEOUT_S = 60.0
 
 
 class Side(asyncio.Protocol):
-    """One side of a relayed connection: what it receives, the other one sends later. delay: seconds."""
+    """One side of a relayed connection: the other side sends what this one receives, `delay` seconds later."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
@@ -38,7 +38,7 @@ class Side(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self, other: Side) -> None:
-        """Relay to it from now on, a round trip from now at the earliest: that long is a handshake."""
+        """Relay between both sides from now on; the first byte passes after a round trip, as after a handshake."""
         loop = asyncio.get_running_loop()
         for one, far in ((self, other), (other, self)):
             one._other = far
@@ -46,23 +46,23 @@ class Side(asyncio.Protocol):
             one._forward()
 
     def refuse(self) -> None:
-        """There is nobody to relay to."""
+        """Abort the connection, because the server cannot be reached."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """By asyncio."""
+        """Keep the transport. asyncio calls this."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """By asyncio. Too much under way stops the sender, as a full window does."""
+        """Queue the data. asyncio calls this. WINDOW bytes in flight stop the sender, as a full TCP window does."""
         self._append(data)
         if self._bytes >= WINDOW and self._transport is not None:
             self._transport.pause_reading()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """By asyncio, also at the end of the stream; the other side ends when all before it has arrived."""
+        """Queue the end. asyncio calls this, also at EOF. The other side closes after all earlier data has arrived."""
         self._transport = None
         self._append(b"")
 
@@ -72,7 +72,7 @@ class Side(asyncio.Protocol):
         self._forward()
 
     def _forward(self) -> None:
-        """Hand on what has arrived, and come back for the next."""
+        """Pass on the data that is due, and set a timer for the next."""
         loop = asyncio.get_running_loop()
         while self._other is not None and self._under_way:
             at = max(self._under_way[0][0], self._open_from)
@@ -96,7 +96,7 @@ class Side(asyncio.Protocol):
 
 
 async def relay(port: int, rtt: float) -> None:
-    """Until ended by a signal. rtt: seconds."""
+    """Relay connections to a local port until a signal ends the process. rtt: seconds."""
     loop = asyncio.get_running_loop()
     dialling: set[asyncio.Task[None]] = set()
 
@@ -122,7 +122,7 @@ async def relay(port: int, rtt: float) -> None:
 
 @contextlib.contextmanager
 def distant(server: Server, rtt_ms: float) -> Iterator[Server]:
-    """The same server, farther away. Errors: NotReady."""
+    """Yield the same server behind a relay that adds rtt_ms milliseconds of round trip. Errors: NotReady."""
     port = urlsplit(server.endpoint).port
     with child([sys.executable, "-m", "bench.distance", str(port), str(rtt_ms)]) as process:
 

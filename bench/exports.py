@@ -1,8 +1,8 @@
-"""N1: an NFS export by our engine over libnfs, beside plain libnfs and the kernel's client.
+"""N1: an NFS export through our mount over libnfs, compared with plain libnfs and the kernel's NFS client.
 
-The server is knfsd in a guest, whose disk is a file here. The kernel's client runs in a second guest, because this
-machine's kernel need not have one: an emulated machine, so that its figures say less than the others. Before each
-figure the page caches of all three are dropped, and what is measured is mounted anew.
+The server is knfsd in a guest (an emulated machine), whose disk is a file of this machine. The kernel's client runs in
+a second guest, because this machine's kernel may lack one, so that its figures say less than the others. Before each
+figure the page caches of host and guests are dropped, and the client that is measured mounts anew.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ THREADS = {"one": 1, "sixteen": 16}
 PYTHON = str(ROOT / ".venv/bin/python")
 
 Work = Callable[..., Answer]
-"""work(name, path or folder below the export, ...): see filework.py."""
+"""Runs a function of filework.py by name, with its path or folder given relative to the export."""
 
 
 def measure_export(cell: Cell) -> None:
-    """Everybody in turn, metric by metric. Errors: RuntimeError why there is no NFS host here."""
+    """Measure each metric on all three clients in turn. Errors: RuntimeError why this machine can't run the guests."""
     if reason := obstacle():
         raise RuntimeError(reason)
     bed = Bed(Path(tempfile.mkdtemp(prefix="bench-nfs-", dir=cell.bench.folder)))
@@ -72,7 +72,7 @@ def _measure(cell: Cell, bed: Bed) -> None:
                     if work == "read_files":
                         place["count"] = made.get(place["folder"], sizes.small_files)
                     answer = run(work, **{**arguments, **place})
-                    if work == "create_files":  # the time limit may have come first
+                    if work == "create_files":  # fewer than asked for, if the time limit came first
                         made[place["folder"]] = int(answer["count"])
                     figure = _figure(metric, answer, sizes.big, cell.load)
             except EXPECTED as error:
@@ -89,7 +89,7 @@ def _figure(metric: str, answer: Answer, big: int, load: float) -> Figure:
 
 @contextlib.contextmanager
 def _ours(cell: Cell, bed: Bed, export: str) -> Iterator[Work]:
-    """A mount by the command."""
+    """Mount the export with the `datastore` command."""
     with tempfile.TemporaryDirectory(prefix="n1-", dir=cell.bench.folder, ignore_cleanup_errors=True) as folder:
         client, target = Client(Path(folder)), Path(folder, "mnt")
         (client.folder / "run").mkdir(mode=0o700)
@@ -109,14 +109,14 @@ def _ours(cell: Cell, bed: Bed, export: str) -> Iterator[Work]:
 
 @contextlib.contextmanager
 def _native(cell: Cell, bed: Bed, export: str) -> Iterator[Work]:
-    """Plain libnfs."""
+    """Work through plain libnfs, without a mount."""
     place = {"server": bed.server.address, "export": export}
     yield lambda name, **arguments: cell.work(f"nfsnative.{name}", **place, **_below("", arguments))
 
 
 @contextlib.contextmanager
 def _kernel(cell: Cell, bed: Bed, export: str) -> Iterator[Work]:
-    """The kernel's client, mounted as a node mounts it, and a worker beside it."""
+    """Mount the export in the client guest with the kernel's client, as a Kubernetes node does; work in that guest."""
     guest, target = bed.client, "/mnt/bench"
     source = {"kind": "nfs", "server": bed.server.address, "path": export}
     asked = {"source": source, "mountpoint": target, "readOnly": False, "metadataTTL": 1.0}
@@ -129,12 +129,12 @@ def _kernel(cell: Cell, bed: Bed, export: str) -> Iterator[Work]:
     finally:
         try:
             guest.run("umount", target)
-        except AssertionError:  # its kernel's client hangs: the next cell gets a new one
+        except AssertionError:  # the guest's NFS client hangs: reboot the guest for the next cell
             guest.reboot(orderly=False)
 
 
 def _in_the_guest(guest: Guest, timeout_s: float, name: str, arguments: dict[str, object]) -> Answer:
-    """Errors: RuntimeError."""
+    """Run a function of filework in a guest. Errors: RuntimeError."""
     job = json.dumps({"work": f"filework.{name}", "arguments": arguments})
     try:
         said = guest.run("env", f"PYTHONPATH={ROOT}", PYTHON, "-m", "bench.worker", text=job, timeout_s=timeout_s)

@@ -1,6 +1,6 @@
-"""What a worker does to files below a directory. Only the standard library, and no knowledge of whose mount it is.
+"""The file operations of the workloads, run in a worker below a directory of any mount, with the standard library only.
 
-Each function returns seconds and counts, checks the contents it reads, and ends early after cap_s.
+Each function returns seconds and counts, checks the content that it reads, and ends early after cap_s seconds.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from bench.payload import BLOCK, WrongContent, block, blocks, check_file, check_
 
 Answer = dict[str, float]
 WATCH_EVERY = 64
-"""How many entries of a walk go by between looks at the clock."""
+"""A walk looks at the clock each time it has seen this many entries more."""
 
 
 def parallel(threads: int, work: Callable[[int], None]) -> float:
-    """Run work(0..threads-1) at once; the seconds. Errors: the first of any thread's."""
+    """Run work(0..threads-1) in parallel threads and return the seconds. Errors: the first error of any thread."""
     errors: list[BaseException] = []
 
     def guarded(number: int) -> None:
         try:
             work(number)
-        except BaseException as error:  # carried to the caller's thread
+        except BaseException as error:  # raised in the caller's thread
             errors.append(error)
 
     started = [threading.Thread(target=guarded, args=(number,)) for number in range(threads)]
@@ -43,7 +43,7 @@ def parallel(threads: int, work: Callable[[int], None]) -> float:
 
 
 def _read_range(path: str, start: int, stop: int, deadline: float) -> int:
-    """Read in steps of 1 MiB and check; how many bytes."""
+    """Read a range in steps of 1 MiB, check the content, and return the number of bytes read by the deadline."""
     descriptor = os.open(path, os.O_RDONLY)
     buffer = bytearray(BLOCK)
     view = memoryview(buffer)
@@ -62,14 +62,14 @@ def _read_range(path: str, start: int, stop: int, deadline: float) -> int:
 
 
 def read_sequential(path: str, size: int, cap_s: float) -> Answer:
-    """One thread, the whole file."""
+    """Read the whole file with one thread."""
     began = time.monotonic()
     count = _read_range(path, 0, size, began + cap_s)
     return {"seconds": time.monotonic() - began, "bytes": count, "partial": count < size}
 
 
 def read_streams(path: str, size: int, streams: int, cap_s: float) -> Answer:
-    """Each thread reads its part of one file from its own descriptor."""
+    """Read one file with several threads; each reads its own part from its own descriptor."""
     part = size // streams
     counts = [0] * streams
     deadline = time.monotonic() + cap_s
@@ -82,7 +82,7 @@ def read_streams(path: str, size: int, streams: int, cap_s: float) -> Answer:
 
 
 def read_random(path: str, size: int, length: int, count: int, cap_s: float) -> Answer:
-    """Aligned reads at the same random places for everybody."""
+    """Read aligned blocks at random offsets, which are the same for every subject."""
     places = random.Random(length)
     descriptor = os.open(path, os.O_RDONLY)
     began = time.monotonic()
@@ -101,7 +101,7 @@ def read_random(path: str, size: int, length: int, count: int, cap_s: float) -> 
 
 
 def write_sequential(path: str, size: int) -> Answer:
-    """1 MiB at a time, fsync, close. began and closed: time.monotonic()."""
+    """Write a file 1 MiB at a time, fsync and close it. began and closed: time.monotonic()."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     began = time.monotonic()
     with open(path, "wb", buffering=0) as file:
@@ -117,7 +117,7 @@ def _name(folder: str, number: int) -> str:
 
 
 def read_files(folder: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """Whole small files in the order of their names; thread i takes every threads-th. The listing is not timed."""
+    """Read whole small files in the order of their names; each thread takes every threads-th. Listing isn't timed."""
     if len(os.listdir(folder)) < count:
         raise WrongContent(f"{folder}: fewer than {count} files")
     deadline = time.monotonic() + cap_s
@@ -129,7 +129,7 @@ def read_files(folder: str, count: int, size: int, threads: int, cap_s: float) -
                 return
             descriptor = os.open(_name(folder, number), os.O_RDONLY)
             try:
-                # One byte more than there is, as a program that reads to the end asks for.
+                # Ask for one byte more than there is, as a program that reads to the end does.
                 found = os.read(descriptor, size + 1)
                 while found and len(found) < size and (more := os.read(descriptor, size + 1 - len(found))):
                     found += more
@@ -143,7 +143,7 @@ def read_files(folder: str, count: int, size: int, threads: int, cap_s: float) -
 
 
 def create_files(folder: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """New small files, as open(name, "wb") makes them. began and closed: time.monotonic()."""
+    """Create small files as open(name, "wb") does. began and closed: time.monotonic()."""
     os.makedirs(folder, exist_ok=True)
     began = time.monotonic()
     deadline = began + cap_s
@@ -166,7 +166,7 @@ def create_files(folder: str, count: int, size: int, threads: int, cap_s: float)
 
 
 def walk(top: str, entries: int, cap_s: float) -> Answer:
-    """readdir and lstat of everything below. Seconds are for `entries` of them, also when the cap came before."""
+    """readdir and lstat everything below; the seconds are extrapolated to `entries` if the time limit came first."""
     began = time.monotonic()
     waiting, count, partial = [top], 0, False
     while waiting and not partial:
@@ -186,7 +186,7 @@ def walk(top: str, entries: int, cap_s: float) -> Answer:
 
 
 def hold_open(folders: Sequence[str], count: int, cap_s: float) -> Answer:
-    """Open `count` files below the folders, read a byte of each, and then let them go together."""
+    """Open `count` files below the folders, read a byte of each, and close all of them at the end."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held: list[int] = []
@@ -208,7 +208,7 @@ def _files(folders: Iterable[str]) -> Iterable[str]:
 
 
 def first_byte(path: str) -> Answer:
-    """Seconds from here to a byte of the file."""
+    """Measure the seconds from opening a file to its first byte."""
     began = time.monotonic()
     with open(path, "rb", buffering=0) as file:
         if len(file.read(1)) != 1:
@@ -217,7 +217,7 @@ def first_byte(path: str) -> Answer:
 
 
 def kill_and_ask(pid: int, path: str) -> Answer:
-    """Seconds from kill -9 of a server to the answer about a file that nobody has asked for yet."""
+    """Measure the seconds from kill -9 of a server to the answer to a stat of a file that was not asked for before."""
     began = time.monotonic()
     os.kill(pid, 9)
     os.stat(path)
@@ -225,7 +225,7 @@ def kill_and_ask(pid: int, path: str) -> Answer:
 
 
 def metadata(operation: str, folder: str, count: int) -> Answer:
-    """`count` calls of one kind; all must succeed."""
+    """Make `count` calls of one kind; all must succeed."""
     call = _CALLS[operation]
     began = time.monotonic()
     for number in range(count):
@@ -234,14 +234,14 @@ def metadata(operation: str, folder: str, count: int) -> Answer:
 
 
 def rename_folder(old: str, new: str) -> Answer:
-    """Seconds."""
+    """Measure the seconds of one rename of a folder."""
     began = time.monotonic()
     os.rename(old, new)
     return {"seconds": time.monotonic() - began}
 
 
 def make_folders(folders: Sequence[str]) -> Answer:
-    """Parents too."""
+    """Create folders with their parents."""
     for folder in folders:
         os.makedirs(folder, exist_ok=True)
     return {}

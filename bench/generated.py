@@ -1,7 +1,7 @@
-"""An S3 server that keeps nothing: a million keys and a huge object come from arithmetic. `python -m bench.generated`.
+"""An S3 server without storage: it computes a million keys and a huge object. `python -m bench.generated`.
 
-It answers what a read-only mount asks: ListObjectsV2, HEAD and GET with a range. Signatures are not checked. The keys
-are many/dDDDDD/fDDDDD of TINY bytes each, and `stream`.
+It answers the requests of a read-only mount: ListObjectsV2, HEAD and GET with a range. It does not check signatures.
+The keys are many/dDDDDD/fDDDDD with TINY bytes each, and `stream`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AFTER_EVERY_KEY = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of a listing: keys (their index) and common prefixes in order. after: where the next one goes on."""
+    """One page of a listing: the indices of keys, and common prefixes, in order. after: where the next page begins."""
 
     keys: list[int]
     prefixes: list[str]
@@ -45,7 +45,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """`count` keys in order, each computed from its index, and STREAM as the last one."""
+    """`count` keys in order, each computed from its index, and STREAM as the last key."""
 
     count: int
     per_folder: int
@@ -58,11 +58,11 @@ class Keys:
         return f"many/d{index // self.per_folder:05}/f{index % self.per_folder:05}"
 
     def size(self, index: int) -> int:
-        """Of the index-th object, bytes."""
+        """The size of the index-th object in bytes."""
         return self.stream if index == self.count else TINY
 
     def find(self, key: str) -> int | None:
-        """The index of a key."""
+        """The index of a key, or None when there is no such key."""
         index = self.first(key)
         return index if index <= self.count and self.key(index) == key else None
 
@@ -71,7 +71,7 @@ class Keys:
         return bisect_left(range(self.count + 1), text, key=self.key)
 
     def page(self, prefix: str, delimiter: str, after: str, limit: int) -> Page:
-        """ListObjectsV2: what follows `after`, at most `limit` entries."""
+        """Return a page of ListObjectsV2: at most `limit` entries that follow `after`."""
         index = max(self.first(prefix), self.first(after + "\0") if after else 0)
         end = self.first(prefix + _AFTER_EVERY_KEY)
         page = Page([], [])
@@ -174,11 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """One line a request would be a million lines."""
+        """Log nothing: a line for each request would be a million lines."""
 
 
 def pieces(start: int, stop: int) -> Iterator[memoryview]:
-    """The bytes [start, stop) of a large object."""
+    """Yield the bytes [start, stop) of an object."""
     while start < stop:
         number, skip = divmod(start, BLOCK)
         count = min(BLOCK - skip, stop - start)
@@ -192,7 +192,7 @@ def _error(code: str) -> bytes:
 
 @contextmanager
 def run_generated(keys: Keys) -> Iterator[Server]:
-    """The server in a process of its own."""
+    """Run the server in a separate process."""
     port = free_port()
     numbers = (port, keys.count, keys.per_folder, keys.stream)
     with child([sys.executable, "-m", "bench.generated", *map(str, numbers)], cwd=ROOT) as started:
@@ -207,7 +207,7 @@ def run_generated(keys: Keys) -> Iterator[Server]:
 
 
 def main() -> None:
-    """Serve until ended."""
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser()
     for name in ("port", "count", "per_folder", "stream"):
         parser.add_argument(name, type=int)

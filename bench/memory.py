@@ -47,7 +47,7 @@ def _long(cell: Cell, work: str, **arguments: object) -> Answer:
 
 
 def _peak(cell: Cell, metric: str, subject: Ours, work: Callable[[Opened], Answer]) -> None:
-    """The server's peak. A server that died has another process id, and its peak does not count for it."""
+    """Record the server's peak memory. Errors: RuntimeError when the server died, as its peak is lost then."""
     with cell.measuring(metric), subject.opened() as mount:
         first = mount.pid()
         answer = work(mount)
@@ -60,11 +60,11 @@ def _peak(cell: Cell, metric: str, subject: Ours, work: Callable[[Opened], Answe
 
 
 _STANDBY_S = 3.0
-"""Servers do not die every second: the supervisor's next one has imported its code by then."""
+"""Seconds between two kills, in which the supervisor's next server imports its code, as between real crashes."""
 
 
 def start(cell: Cell) -> None:
-    """From the start of the mount command to a byte, the median of some; the time of a worker's start is not in it."""
+    """Record the median time from the mount command to a file's first byte, without the start of a worker."""
     taken = []
     for _ in range(cell.sizes.first_bytes):
         with cell.opened() as mount:
@@ -74,7 +74,7 @@ def start(cell: Cell) -> None:
 
 
 def crash(cell: Cell) -> None:
-    """kill -9 of the server again and again: the median of the times to the next answer."""
+    """Kill the server repeatedly with SIGKILL; record the median time to the next answer."""
     subject = cell.subject
     assert isinstance(subject, Ours)
     with cell.opened() as mount:
@@ -89,7 +89,7 @@ def crash(cell: Cell) -> None:
 
 
 def _server_other_than(subject: Ours, old: int | None) -> int:
-    """The id of the server that answers now. Errors: NotReady."""
+    """Wait for a server with another process id than `old` and return its id. Errors: NotReady."""
     found: list[int] = []
 
     def answers() -> bool:

@@ -12,7 +12,7 @@ from bench.w12 import PARTS
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table. id begins with its workload: `W5.one`. keep: which of two runs stands."""
+    """One row of the table. id: begins with the workload, as in `W5.one`. keep: which of several runs is kept."""
 
     id: str
     title: str
@@ -22,7 +22,7 @@ class Metric:
 
     @property
     def workload(self) -> str:
-        """`W5`."""
+        """The name of the workload, as `W5`."""
         return self.id.partition(".")[0]
 
 
@@ -45,7 +45,7 @@ EXPORT_FIGURES = {
     "read_sixteen": ("read files of 100 KiB, cold, 16 threads", "/s"),
 }
 PROCESSOR = "_cpu"
-"""Ends the id of what a mount's server needed of the processor for a metric: the figure that other programs spare."""
+"""Suffix of the id of the processor time that a mount's server used for a metric; other load disturbs it least."""
 
 
 def _with_processor(metric: Metric, unit: Literal["s/GiB", "ms each"]) -> tuple[Metric, Metric]:
@@ -90,10 +90,8 @@ WORKLOADS = tuple(dict.fromkeys(metric.workload for metric in METRICS))
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One cell. error: why there is no value. late: S3 did not yet have it when the last call had returned.
-
-    partial: the cap ended it early. load: the machine's 1-minute load average when the cell began.
-    """
+    """The value of one cell. error: why there is none. late: S3 did not yet have the data when the last call returned.
+    partial: the time limit ended it early. load: the machine's 1-minute load average when the cell began."""
 
     value: float = math.nan
     error: str = ""
@@ -103,7 +101,7 @@ class Figure:
 
 
 def chosen(metric: Metric, old: Figure, new: Figure) -> Figure:
-    """Which of two runs stands: one that worked, then the better (or worse) value."""
+    """Return which of two runs is kept: one without an error, then the better (or worse: Metric.keep) value."""
     if old.error or new.error:
         return new if old.error else old
     higher = (metric.better == "higher") == (metric.keep == "best")
@@ -111,13 +109,13 @@ def chosen(metric: Metric, old: Figure, new: Figure) -> Figure:
 
 
 class Results:
-    """Figures by subject and metric, in the order in which they came."""
+    """Figures by subject and metric, in the order in which they were added."""
 
     def __init__(self) -> None:
         self._figures: dict[tuple[str, str], Figure] = {}
 
     def add(self, subject: str, metric_id: str, figure: Figure) -> None:
-        """One more run of a cell. Errors: KeyError for a metric that is not in METRICS."""
+        """Add a run of a cell. Errors: KeyError for a metric that is not in METRICS."""
         metric = BY_ID[metric_id]
         old = self._figures.get((subject, metric_id))
         self._figures[subject, metric_id] = figure if old is None else chosen(metric, old, figure)
@@ -127,7 +125,7 @@ class Results:
         return self._figures.get((subject, metric_id))
 
     def subjects(self, metric_id: str | None = None) -> list[str]:
-        """Who has figures (of this metric)."""
+        """The subjects that have figures (of this metric)."""
         return list(dict.fromkeys(name for name, id_ in self._figures if metric_id in (None, id_)))
 
     def metrics(self) -> list[Metric]:

@@ -1,8 +1,8 @@
-"""M1: save a model, from the disk and from a bucket of the same server, beside `rclone copy` of the same files.
+"""M1: saving a model from the disk and from a bucket of the same server, compared with `rclone copy` of the files.
 
-Ours reads every byte for its digest, and leaves a version with a manifest; rclone copies. Between buckets rclone has
-the server copy and reads nothing itself ("rclone"), or is made to fetch and send everything, as it does between two
-servers ("rclone-through"). Each begins with a cold page cache; the processor time of the client is said beside.
+Ours reads every byte for the digests and creates a version with a manifest; rclone only copies. Between buckets rclone
+lets the server copy and reads nothing itself ("rclone"), or has to download and upload everything, as between two
+servers ("rclone-through"). Each begins with a cold page cache; the client's processor time is printed too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COMMAND = str(Path(sys.executable).with_name("datastore"))
 RCLONE, THROUGH = "rclone", "rclone-through"
 DATA, STORE, COPIES = "bench-data", "bench-models", "bench-copies"
 OPTIONS = ("--transfers", "16", "--checkers", "16", "--s3-upload-concurrency", "8", "--s3-chunk-size", "16M")
-"""Of rclone: those of a person who wants speed and has read the manual."""
+"""Options of rclone, as set by a user who wants speed and has read the manual."""
 METRICS = ("M1.large_disk", "M1.small_disk", "M1.large_bucket", "M1.small_bucket")
 _BLOCK = 8 << 20
 
 
 def save_models(cell: Cell) -> None:
-    """Both directories, from the disk and then from the bucket."""
+    """Measure a model of large files and one of small files, each from the disk and then from a bucket."""
     sizes = cell.sizes
     server = cell.bench.server
     client = boto_client(server)
@@ -68,7 +68,7 @@ def save_models(cell: Cell) -> None:
 
 @contextlib.contextmanager
 def _measured(cell: Cell, metric: str, subject: str) -> Iterator[None]:
-    """The figure of one command, also for who is no subject of its own."""
+    """Record the seconds of the block for `subject`, even one that is no Subject; skip rclone if not installed."""
     if subject != OURS and shutil.which("rclone") is None:
         yield
         return
@@ -85,7 +85,7 @@ def _measured(cell: Cell, metric: str, subject: str) -> Iterator[None]:
 
 
 def _run(cell: Cell, command: Sequence[str]) -> None:
-    """Errors: RuntimeError with what it said; TimeoutExpired."""
+    """Run a command, but not an rclone that is not installed. Errors: RuntimeError with its stderr; TimeoutExpired."""
     if command[0] == "rclone" and shutil.which("rclone") is None:
         return
     done = subprocess.run(command, capture_output=True, text=True, timeout=cell.sizes.model_s, check=False)
@@ -102,7 +102,7 @@ def _rclone(folder: Path, verb: str, *arguments: str) -> list[str]:
 
 
 def _forget(cell: Cell, folder: Path, name: str) -> None:
-    """The version goes, so that the next save writes everything again."""
+    """Delete the version, so that the next save writes everything again."""
     for number in (1, 2, 3, 4):
         with contextlib.suppress(RuntimeError):
             _run(
@@ -139,7 +139,7 @@ def _remote(name: str, server: Server) -> str:
 
 
 def _plant(folder: Path, count: int, size: int) -> None:
-    """Files whose bytes don't compress, a hundred in a folder, on the disk before anything is measured."""
+    """Write files of incompressible bytes, a hundred in a folder, and sync them to the disk."""
     for number in range(count):
         place = folder / f"{number // 100:03}"
         place.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def _plant(folder: Path, count: int, size: int) -> None:
 
 
 def _processor_s() -> float:
-    """Of the commands that ended."""
+    """The processor time of all commands that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""What the plain client does for the same work: obstore, 16 connections."""
+"""The work of filework.py done by a plain S3 client: obstore with 16 connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = 1000
 
 
 def open_store(endpoint: str, region: str, bucket: str, access_key: str, secret_key: str, ca_bundle: str = "") -> Any:
-    """One bucket of a local server, by path. ca_bundle: of one that speaks TLS."""
+    """Open a bucket of a local server with path-style requests. ca_bundle: for a server that speaks TLS."""
     options: Any = {"allow_http": True, "timeout": timedelta(seconds=120)}
     if ca_bundle:
         options["root_certificate"] = ca_bundle
@@ -39,13 +39,13 @@ def open_store(endpoint: str, region: str, bucket: str, access_key: str, secret_
 
 
 def get_to_file(store: Mapping[str, str], key: str, size: int, path: str) -> Answer:
-    """Ranges side by side into a local file."""
+    """Download an object in parallel ranges into a local file, and remove the file."""
     client = open_store(**store)
     offsets = iter(range(0, size, RANGE))
     descriptor = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
 
     def getter(_number: int) -> None:
-        for offset in offsets:  # next() of a range's iterator is one step of the interpreter
+        for offset in offsets:  # shared by the threads: next() of a range's iterator is atomic
             body = memoryview(obstore.get_range(client, key, start=offset, end=min(offset + RANGE, size)))
             check_part(offset, body, key)
             os.pwrite(descriptor, body, offset)
@@ -59,7 +59,7 @@ def get_to_file(store: Mapping[str, str], key: str, size: int, path: str) -> Ans
 
 
 def put_multipart(store: Mapping[str, str], key: str, size: int) -> Answer:
-    """Parts side by side."""
+    """Upload an object in parallel parts."""
     client = open_store(**store)
     began = time.monotonic()
     obstore.put(client, key, blocks(size), use_multipart=True, chunk_size=PART, max_concurrency=CONNECTIONS)
@@ -67,7 +67,7 @@ def put_multipart(store: Mapping[str, str], key: str, size: int) -> Answer:
 
 
 def get_random(store: Mapping[str, str], key: str, size: int, length: int, count: int, cap_s: float) -> Answer:
-    """At the places of filework.read_random."""
+    """Read ranges at the offsets of filework.read_random, one after the other."""
     client = open_store(**store)
     places = random.Random(length)
     began = time.monotonic()
@@ -80,7 +80,7 @@ def get_random(store: Mapping[str, str], key: str, size: int, length: int, count
 
 
 def get_objects(store: Mapping[str, str], prefix: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """The keys of filework.read_files."""
+    """Download the objects that filework.read_files reads."""
     client = open_store(**store)
     deadline = time.monotonic() + cap_s
     done = [0] * threads
@@ -98,7 +98,7 @@ def get_objects(store: Mapping[str, str], prefix: str, count: int, size: int, th
 
 
 def put_objects(store: Mapping[str, str], prefix: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """The keys of filework.create_files."""
+    """Upload the objects that filework.create_files creates."""
     client = open_store(**store)
     began = time.monotonic()
     deadline = began + cap_s
@@ -116,7 +116,7 @@ def put_objects(store: Mapping[str, str], prefix: str, count: int, size: int, th
 
 
 def list_keys(store: Mapping[str, str], prefix: str, entries: int) -> Answer:
-    """A recursive listing of `entries` keys."""
+    """List the keys below a prefix recursively. Errors: WrongContent when there are not `entries` of them."""
     client = open_store(**store)
     began = time.monotonic()
     found = sum(len(page) for page in obstore.list(client, f"{prefix}/", chunk_size=PAGE))
@@ -126,7 +126,7 @@ def list_keys(store: Mapping[str, str], prefix: str, entries: int) -> Answer:
 
 
 def put_tiny(store: Mapping[str, str], prefixes: Mapping[str, int], size: int) -> Answer:
-    """Fill: `number` files below each prefix, 16 at a time."""
+    """Fill the bucket: upload the given number of objects below each prefix, 16 at a time."""
     client = open_store(**store)
     keys = [f"{prefix}/f{number:05}" for prefix, files in prefixes.items() for number in range(files)]
     turn = numbers()

@@ -1,7 +1,7 @@
-"""What a worker does on an export by plain libnfs: its own blocking calls, by ctypes, with nothing of ours between.
+"""The work of filework.py done on an export by plain libnfs: its blocking calls by ctypes, without our engine.
 
-The counterpart of filework.py, with the same answers. A context of libnfs serves one thread at a time, so each thread
-has one; a large file is read and written by four of them in turns of 1 MiB.
+The answers are those of filework.py. A context of libnfs serves one thread at a time, so each thread has its own;
+a large file is read and written by four threads, each of which takes every fourth MiB.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class _Context:
-    """One connection to an export; `call("mkdir", path)` is nfs_mkdir. Errors: OSError."""
+    """One connection to an export; `call("mkdir", path)` calls nfs_mkdir. Errors: OSError."""
 
     def __init__(self, server: str, export: str) -> None:
         self._library = ctypes.CDLL(library().name)
@@ -62,7 +62,7 @@ class _Context:
 
 
 def _each(server: str, export: str, threads: int, work: Callable[[_Context, int], None]) -> float:
-    """work(context, number) at once, each with a connection that stands already; the seconds."""
+    """Run work(context, number) in parallel threads, each with a connection opened before; return the seconds."""
     contexts = [_Context(server, export) for _ in range(threads)]
     try:
         return parallel(threads, lambda number: work(contexts[number], number))
@@ -72,7 +72,7 @@ def _each(server: str, export: str, threads: int, work: Callable[[_Context, int]
 
 
 def write_sequential(server: str, export: str, path: str, size: int) -> Answer:
-    """1 MiB at a time, fsync, close. Its directory is made first."""
+    """Write a file 1 MiB at a time, fsync and close it. Its directory is created first."""
     first = _Context(server, export)
     first.call("mkdir", os.path.dirname(path).encode())
     first.call("close", first.open(path, new=True))
@@ -91,7 +91,7 @@ def write_sequential(server: str, export: str, path: str, size: int) -> Answer:
 
 
 def read_sequential(server: str, export: str, path: str, size: int, cap_s: float) -> Answer:
-    """The whole file."""
+    """Read the whole file."""
     counts = [0] * CONNECTIONS
     deadline = time.monotonic() + cap_s
 
@@ -111,7 +111,7 @@ def read_sequential(server: str, export: str, path: str, size: int, cap_s: float
 
 
 def create_files(server: str, export: str, folder: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """New small files, each committed before the next."""
+    """Create small files; a thread commits each before its next one."""
     first = _Context(server, export)
     first.call("mkdir", folder.encode())
     first.end()
@@ -134,7 +134,7 @@ def create_files(server: str, export: str, folder: str, count: int, size: int, t
 
 
 def read_files(server: str, export: str, folder: str, count: int, size: int, threads: int, cap_s: float) -> Answer:
-    """Whole small files; thread i takes every threads-th."""
+    """Read whole small files; each thread takes every threads-th."""
     done = [0] * threads
     deadline = time.monotonic() + cap_s
 

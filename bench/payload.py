@@ -1,4 +1,4 @@
-"""The bytes of the workloads: every MiB and every small file begins with its number, so that a wrong one shows."""
+"""The content of the workloads' files: every MiB and every small file begins with its number, to detect a wrong one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BODY = random.Random(12).randbytes(BLOCK)
 
 
 class WrongContent(Exception):
-    """Bytes that are not those that were written; the text says where."""
+    """The bytes read are not those that were written; the text says where."""
 
 
 def block(number: int, size: int = BLOCK) -> bytes:
@@ -20,19 +20,19 @@ def block(number: int, size: int = BLOCK) -> bytes:
 
 
 def blocks(size: int) -> Iterator[bytes]:
-    """A large file; size is a multiple of BLOCK."""
+    """Yield the content of a large file; size is a multiple of BLOCK."""
     return (block(number) for number in range(size // BLOCK))
 
 
 def check_file(number: int, found: bytes | bytearray | memoryview, size: int, what: str) -> None:
-    """A whole small file, by its length, its number and its end. Errors: WrongContent."""
+    """Check a whole small file by its length, its number and its last bytes. Errors: WrongContent."""
     tail = bytes(found[size - HEADER : size])
     if len(found) != size or found[:HEADER] != number.to_bytes(HEADER, "little") or tail != BODY[size - HEADER : size]:
         raise WrongContent(f"{what}: {len(found)} bytes that are not file {number} of {size} bytes")
 
 
 def check_part(offset: int, found: bytes | bytearray | memoryview, what: str) -> None:
-    """A part of a large file: the number of each MiB that begins in it, and its last bytes. Errors: WrongContent."""
+    """Check a part of a large file: the number of each MiB that begins in it and the end. Errors: WrongContent."""
     for start in range(-offset % BLOCK, len(found) - HEADER + 1, BLOCK):
         number = (offset + start) // BLOCK
         if found[start : start + HEADER] != number.to_bytes(HEADER, "little"):

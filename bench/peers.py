@@ -1,7 +1,7 @@
-"""The other programs that mount a bucket, as far as this machine has them: how each is started, and nothing more.
+"""The peers: other programs that mount a bucket, if they are installed, and how each is started.
 
-Options are those of a person who wants speed and has read the manual; s3fs and rclone stay in the foreground so that
-their process is ours.
+The options are those of a user who wants speed and has read the manual; s3fs and rclone stay in the foreground, so that
+they are child processes of the bench.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Place:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
     """plain: it shows objects as they are (JuiceFS keeps its own blocks). late: it answers changes before S3 has them,
-    even where S3 has few of them by the first look. prepare: run once before each mount. trusts: it can be told of a
-    certificate authority."""
+    even if the bench's first look finds the few changes there. prepare: runs once before each mount. trusts: it can be
+    given a certificate authority."""
 
     name: str
     binary: str
@@ -85,7 +85,7 @@ def _rclone_knows() -> str:
 
 def _rclone(mode: str) -> Callable[[Place], Command]:
     def command(place: Place) -> Command:
-        # Those that only newer releases have: parallel chunks, and links through the mount.
+        # Options that only newer releases have: parallel chunks, and links through the mount.
         newer = {"--vfs-read-chunk-streams": ["4"], "--vfs-links": []}
         known = [word for option, values in newer.items() if option in _rclone_knows() for word in (option, *values)]
         return [

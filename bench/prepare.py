@@ -1,4 +1,4 @@
-"""The data that is there before anything is measured: in the bucket by the plain client, and on the local disk."""
+"""Prepares the data that is read by the workloads: in the bucket with the plain client, and on the local disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILL_TIMEOUT_S = 900.0
 
 
 def fill_bucket(bench: Bench) -> None:
-    """A large object, small ones, and very small ones in many prefixes and in one. Errors: WorkFailed."""
+    """Upload a large object, small ones, and very small ones below many prefixes and below one. Errors: WorkFailed."""
     sizes = bench.sizes
     tiny = tree_prefixes(sizes)
     small = {"prefix": SMALL, "count": sizes.small_files, "size": sizes.small_size}
@@ -23,7 +23,7 @@ def fill_bucket(bench: Bench) -> None:
 
 
 def fill_local(bench: Bench, root: Path) -> None:
-    """The same files on the disk."""
+    """Write the same files to the disk."""
     sizes = bench.sizes
     root.mkdir(exist_ok=True)
     with (root / BIG).open("wb") as file:

@@ -1,4 +1,4 @@
-"""Processes of the bench: each is ended by its own id, whatever happens, and a Ctrl-C does not reach it first."""
+"""Child processes of the bench, which are always ended by their id and get no Ctrl-C; mount points and page cache."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ _CPUCLOCK_SCHED = 2
 
 
 class NotReady(Exception):
-    """Something did not come up; the text says what it said."""
+    """A process or a mount did not come up; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A running program and what it printed."""
+    """A running program and the file with its output."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
     def pid(self) -> int:
-        """Its id."""
         return self.process.pid
 
     def alive(self) -> None:
-        """Errors: NotReady with the end of what it printed, when it has ended."""
+        """Check that the process runs. Errors: NotReady with its last line of output when it has ended."""
         if self.process.poll() is not None:
             said = self.log.read_text(errors="replace").strip().splitlines() or ["said nothing"]
             raise NotReady(f"ended with exit code {self.process.returncode}: {said[-1][-300:]}")
 
     def listens(self, port: int) -> Callable[[], bool]:
-        """Whether somebody answers on the port, for wait_for."""
+        """Return a check for wait_for: whether a server accepts connections on the port. It raises as alive() does."""
 
         def answers() -> bool:
             self.alive()
@@ -56,7 +55,7 @@ class Child:
 def child(
     command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Iterator[Child]:
-    """Start, and end with the block. It has a session of its own: a terminal's Ctrl-C goes to the bench alone."""
+    """Start a program; end it with the block. In a session of its own it does not get the terminal's Ctrl-C."""
     with tempfile.TemporaryDirectory(prefix="bench-child-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
@@ -76,7 +75,7 @@ def child(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL when that is not enough."""
+    """Send SIGTERM, and SIGKILL when the process does not end within STOP_TIMEOUT_S."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -86,7 +85,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Poll until ready. Errors: NotReady."""
+    """Poll until ready(). Errors: NotReady after timeout_s seconds."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
@@ -95,13 +94,13 @@ def wait_for(ready: Callable[[], bool], timeout_s: float, what: str) -> None:
 
 
 def is_mounted(target: Path) -> bool:
-    """Without asking the mount itself: it could hang."""
+    """Whether the directory is a mount point, without a call to the mount itself, which could hang."""
     with open("/proc/self/mountinfo") as file:
         return any(line.split(" ")[4] == str(target) for line in file)
 
 
 def unmount(target: Path) -> None:
-    """Unmount a FUSE mount, lazily if it is busy; nothing when it is gone."""
+    """Unmount a FUSE mount, lazily if it is busy; do nothing when it is not mounted."""
     for options in (["-u"], ["-u", "-z"]):
         if is_mounted(target):
             subprocess.run(
@@ -110,7 +109,7 @@ def unmount(target: Path) -> None:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder in place of what was there. Never below a mount."""
+    """Replace a folder by an empty one. There must be no mount below it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

@@ -19,7 +19,7 @@ def _inputs(folder: Path) -> Inputs:
 
 
 def run_programs(cell: Cell) -> None:
-    """All parts on one subject."""
+    """Run all parts on one subject."""
     inputs = _inputs(cell.bench.folder / "inputs")
     with contextlib.redirect_stdout(sys.stderr):
         found = w12.measure(cell.subject.name, list(w12.PARTS), inputs)

@@ -1,4 +1,4 @@
-"""What is printed and kept: the table of figures, the bars with their verdicts, the last line."""
+"""The report in Markdown: the table of figures, the bars with their verdicts, and the last line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.metrics import Figure, Metric, Results
 
 
 def number(value: float) -> str:
-    """Three digits that matter, never as an exponent."""
+    """Format a value with three significant digits and never an exponent; nan becomes ''."""
     if math.isnan(value):
         return ""
     if math.isinf(value):
@@ -43,7 +43,7 @@ def _label(metric: Metric) -> str:
 
 
 def figures_table(results: Results) -> Iterator[str]:
-    """One row a metric, one column a subject, the load average beside it."""
+    """Yield the table of figures: a row for each metric, a column for each subject, and the load average."""
     subjects = results.subjects()
     yield _row(["", *subjects, "load"])
     yield "|---" * (len(subjects) + 2) + "|"
@@ -53,7 +53,7 @@ def figures_table(results: Results) -> Iterator[str]:
 
 
 def bars_table(verdicts: Iterable[Verdict], labels: Results) -> Iterator[str]:
-    """One row a bar."""
+    """Yield the table of the bars: a row for each."""
     titles = {metric.id: _label(metric) for metric in labels.metrics()}
     yield _row(["bar", "whose", "figure", "compared with", "ratio", "wanted", ""])
     yield "|---" * 7 + "|"

@@ -9,8 +9,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes in bytes, times in seconds. cap_s ends the loop of a cell early, its rate then stands for what was done;
-    cell_s kills a cell that hangs."""
+    """Sizes in bytes, times in seconds. cap_s: after this time the loop of a cell ends early, and its rate is that of
+    the part that was done. cell_s: after this time a cell that hangs is killed."""
 
     runs: int = 2
     big: int = GIB
@@ -41,7 +41,7 @@ class Sizes:
 
 FULL = Sizes()
 SHORT = Sizes(
-    # Its figures are taken in less than a second: one pause of the machine is half of that.
+    # More runs, because each figure takes less than a second, and a pause of the machine may be half of that.
     runs=3,
     big=128 * MIB,
     small_files=300,

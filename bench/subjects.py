@@ -1,4 +1,4 @@
-"""Whose figures are measured: our mounts, the plain client, the local disk, and the peers; each opened cold."""
+"""The subjects that are measured: our mounts, the plain client, the local disk, and the peers; each is opened cold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A directory to work in. seconds: how long mounting took; pid: of the process that serves it, if there is one."""
+    """A directory to work in. seconds: how long mounting took. pid: returns the id of its server process, or None."""
 
     root: Path
     seconds: float = 0.0
@@ -32,8 +32,8 @@ class Opened:
 
 
 class Subject(Protocol):
-    """plain: it shows the prepared objects. remote: what it writes is to be found in S3. native: not a directory.
-    late: it is known to answer changes before S3 has them."""
+    """plain: it shows the prepared objects. remote: what it writes can be found in S3. native: it is the plain client,
+    not a directory. late: it is known to answer changes before S3 has them."""
 
     @property
     def name(self) -> str: ...
@@ -49,13 +49,13 @@ class Subject(Protocol):
     def late(self) -> bool: ...
 
     def opened(self) -> contextlib.AbstractContextManager[Opened]:
-        """Cold: nothing cached anywhere. Errors: NotReady, RuntimeError, OSError."""
+        """Open it cold, with nothing cached anywhere. Errors: NotReady, RuntimeError, OSError."""
         ...
 
 
 @dataclass(slots=True)
 class Ours:
-    """A mount by the `datastore` command. folder: must have a short path, there is a Unix socket in it."""
+    """A mount by the `datastore` command. folder: needs a short path, because a Unix socket is created in it."""
 
     name: str
     server: Server
@@ -69,31 +69,30 @@ class Ours:
 
     @property
     def writable(self) -> bool:
-        """Not with readOnly."""
+        """Whether the mount is without readOnly."""
         return not self.spec.get("readOnly", False)
 
     @property
     def client(self) -> Client:
-        """The machine on which it is mounted."""
+        """The client machine on which it is mounted."""
         return Client(self.folder)
 
     @property
     def target(self) -> Path:
-        """The mount point."""
         return self.folder / "mnt"
 
     def server_pid(self) -> int | None:
-        """Of the mount server now, as `datastore status` says."""
+        """The current process id of the mount server, from `datastore status`."""
         pid = json.loads(self.client.run("status", self.target, "-o", "json").stdout).get("serverPid")
         return pid if isinstance(pid, int) else None
 
     def mount(self) -> None:
-        """Mount, with whatever is cached."""
+        """Mount, and use what the cache has."""
         self.client.run("mount", self.folder / "datastore.yaml", NAME, self.target)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Opened]:
-        """A machine that has never mounted it; with an error everything is left at once."""
+        """Mount it on a machine without a cache; unmount it, with --force after an error."""
         fresh(self.folder)
         (self.folder / "run").mkdir(mode=0o700)
         (self.folder / "datastore.yaml").write_text(manifest(self.server, self.bucket, **self.spec))
@@ -115,7 +114,7 @@ class Ours:
 
 @dataclass(slots=True)
 class Directory:
-    """A directory of the disk that the caches are on; also where the plain client puts what it gets."""
+    """A directory on the same disk as the caches; the plain client has one for its downloads."""
 
     name: str
     root: Path
@@ -127,7 +126,7 @@ class Directory:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Opened]:
-        """With the page cache dropped."""
+        """Open it with the page cache dropped."""
         drop_caches()
         yield Opened(self.root)
 
@@ -144,27 +143,26 @@ class PeerMount:
 
     @property
     def name(self) -> str:
-        """The peer's."""
         return self.peer.name
 
     @property
     def plain(self) -> bool:
-        """The peer's."""
+        """Whether the peer shows objects as they are."""
         return self.peer.plain
 
     @property
     def late(self) -> bool:
-        """The peer's."""
+        """Whether the peer is known to answer changes before S3 has them."""
         return self.peer.late
 
     @property
     def remote(self) -> bool:
-        """What is not kept as plain objects can't be looked for."""
+        """Whether its files can be found in S3: only if it keeps them as plain objects."""
         return self.peer.plain
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Opened]:
-        """Started, mounted, unmounted and ended."""
+        """Start the program and wait for its mount; at the end unmount and wait until it has ended."""
         fresh(self.folder)
         place = Place(self.server, self.folder / "mnt", self.folder / "cache", self.folder)
         place.target.mkdir()
@@ -191,13 +189,13 @@ class PeerMount:
 
 
 def trusting(server: Server) -> Mapping[str, str]:
-    """Where curl, Go's programs and rclone look for a certificate authority."""
+    """The environment variables that tell curl, Go programs and rclone the certificate authority."""
     names = ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "RCLONE_CA_CERT")
     return dict.fromkeys(names, server.ca_file) if server.ca_file else {}
 
 
 def own_subjects(server: Server, folder: Path) -> list[Subject]:
-    """Ours, writable, read-only and with write-back; the plain client; the disk."""
+    """Return our mounts (writable, read-only and with write-back), the plain client and the local disk."""
     for name in (NATIVE, LOCAL):
         os.makedirs(folder / name, exist_ok=True)
     return [

@@ -1,7 +1,8 @@
-"""W12: real programs on a mount, beside local disk and, where it is installed, s3fs. `python -m bench.w12 [PART ...]`.
+"""W12: real programs on a mount, on local disk and, where it is installed, on s3fs. `python -m bench.w12 [PART ...]`.
 
-All subjects use one versitygw in the same run, one after the other; each part starts in an empty directory. The bar is
-that every part succeeds on our mount; the times stand beside each other. The table goes to bench/results/w12.md.
+The subjects are measured one after the other, each with its own versitygw and its own empty directory. The bar (goal)
+is that every part succeeds on our mount; the times are only shown. Without PART the table is also written to
+bench/results/w12.md.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Two directories that show the same files: of one mount each, or the same one twice."""
+    """Two directories that show the same files: two mounts of one bucket, or the same directory twice."""
 
     first: Path
     second: Path
@@ -44,14 +45,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds, or why it failed."""
+    """The seconds that a part took, or why it failed."""
 
     seconds: float = 0.0
     error: str = ""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a program; its standard output. Errors: Failed."""
+    """Run a program and return its standard output. Errors: Failed."""
     words = [str(word) for word in command]
     quiet = {
         **os.environ,
@@ -72,13 +73,13 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def expect(found: object, wanted: object, what: str) -> None:
-    """Errors: Failed when they differ."""
+    """Compare two values. Errors: Failed when they differ."""
     if found != wanted:
         raise Failed(f"{what}: {found!r} where {wanted!r} was expected")
 
 
 def timed(work: Callable[[], object]) -> float:
-    """How long it took, seconds."""
+    """Run `work` and return how many seconds it took."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
@@ -95,7 +96,7 @@ def pip_install(subject: Subject, inputs: Inputs) -> float:
 
 
 def git_clone_and_checkout(subject: Subject, inputs: Inputs) -> float:
-    """Clone, check out an old state and the new one again; git finds nothing wrong."""
+    """Clone, check out an old state and the new one again; git must find nothing wrong."""
     clone = subject.first / "clone"
 
     def work() -> None:
@@ -110,7 +111,7 @@ def git_clone_and_checkout(subject: Subject, inputs: Inputs) -> float:
 
 
 def tar_extract(subject: Subject, inputs: Inputs) -> float:
-    """Extract 5,000 files in folders with links; each is as it was packed."""
+    """Extract 5,000 files in folders with links; each must be as it was packed."""
     seconds = timed(lambda: run("tar", "--no-same-owner", "-xf", inputs.tarball, "-C", subject.first))
     found = sum(len(files) for _, _, files in os.walk(subject.first / "files"))
     expect(found, TAR_FILES + TAR_FILES // TAR_FILES_PER_FOLDER, "extracted files and links")
@@ -123,7 +124,7 @@ def tar_extract(subject: Subject, inputs: Inputs) -> float:
 
 
 def program(name: str) -> Callable[[Subject, Inputs], float]:
-    """A program of bench/programs, which says how long it took."""
+    """Return a part that runs a program of bench/programs, which prints how long it took."""
 
     def work(subject: Subject, inputs: Inputs) -> float:
         del inputs
@@ -161,7 +162,7 @@ def ours(server: Server, folder: Path) -> Iterator[Subject]:
 
 @contextlib.contextmanager
 def local(server: Server, folder: Path) -> Iterator[Subject]:
-    """A directory of the disk beneath."""
+    """A directory of the local disk."""
     del server
     directory = folder / "local"
     directory.mkdir()
@@ -191,7 +192,7 @@ OPENERS = {"ours": ours, "local": local, "s3fs": s3fs}
 
 
 def measure(name: str, parts: Sequence[str], inputs: Inputs) -> dict[str, Measured]:
-    """All parts on one subject, with a fresh server for it."""
+    """Run the parts on one subject, with a server of its own."""
     results = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="w12-", ignore_cleanup_errors=True)))
@@ -209,7 +210,7 @@ def measure(name: str, parts: Sequence[str], inputs: Inputs) -> dict[str, Measur
 
 
 def table(results: Mapping[str, Mapping[str, Measured]], parts: Sequence[str]) -> Iterator[str]:
-    """Markdown; the bar is that ours succeeds."""
+    """Yield the Markdown table; a part's bar is that it succeeds on our mount."""
     subjects = [name for name in SUBJECTS if name in results]
     yield f"| W12, seconds | {' | '.join(subjects)} | bar: it succeeds |"
     yield f"|---|{'---|' * (len(subjects) + 1)}"
@@ -222,7 +223,7 @@ def table(results: Mapping[str, Mapping[str, Measured]], parts: Sequence[str]) -
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure the parts whose names begin like an argument, or all; the exit code."""
+    """Measure the parts whose names begin with an argument, or all; return the exit code."""
     parts = [
         part for part in PARTS if not arguments or any(part.lower().startswith(word.lower()) for word in arguments)
     ]

@@ -1,4 +1,4 @@
-"""What W12's programs work on, made on local disk before any clock runs. All of it is the same on every run."""
+"""The inputs of W12's programs, made on local disk before anything is timed. They are the same in every run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Inputs:
 
 
 def make_inputs(folder: Path) -> Inputs:
-    """Make all in a folder that exists."""
+    """Make all inputs in an existing folder."""
     random_source = random.Random(SEED)
     return Inputs(
         wheel=_make_wheel(folder, random_source),

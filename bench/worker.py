@@ -1,4 +1,4 @@
-"""One cell's work in a process of its own, so that a mount that hangs takes nobody along: `python -m bench.worker`.
+"""Runs a cell's work in a separate process, so that a mount that hangs can't hang the bench: `python -m bench.worker`.
 
 A job comes as JSON on standard input, {"work": NAME, "arguments": {...}}; the answer goes as JSON to standard output:
 figures, or {"error": TEXT}.
@@ -21,11 +21,11 @@ KILL_WAIT_S = 10.0
 
 
 class WorkFailed(Exception):
-    """The work did not come to its end; the text says why."""
+    """The work failed or did not end in time; the text says why."""
 
 
 def run_work(work: str, timeout_s: float, **arguments: Any) -> dict[str, float]:
-    """Run `module.function` of bench in a process. Errors: WorkFailed."""
+    """Run `module.function` of bench in a process. Errors: WorkFailed, also after timeout_s seconds."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.worker"],
         cwd=ROOT,
@@ -54,7 +54,7 @@ def run_work(work: str, timeout_s: float, **arguments: Any) -> dict[str, float]:
 
 
 def main() -> None:
-    """Do the job."""
+    """Read the job, run it and write the answer."""
     job = json.load(sys.stdin)
     module, _, function = job["work"].partition(".")
     work = getattr(importlib.import_module(f"bench.{module}"), function)

@@ -1,4 +1,4 @@
-"""W1 to W9: what each does, on a directory and by the plain client."""
+"""W1 to W9: what each workload does, on a directory and with the plain client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RANDOM = {"W4.random_4k": 4 * KIB, "W4.random_128k": 128 * KIB}
 THREADS = {"one": 1, "sixteen": MANY}
 TINY_SIZE = 256
 LATE_S = 10.0
-"""How long a metadata change is waited for in S3 before the next kind of call begins."""
+"""The most seconds to wait until a metadata change is in S3, before the next kind of call begins."""
 
 
 def tree_prefixes(sizes: Sizes) -> dict[str, int]:
-    """The prepared small objects that are walked: how many below each prefix."""
+    """Return how many of the prepared very small objects, which the walks visit, are below each prefix."""
     return {
         **{f"{TREE}/d{number:03}": sizes.tree_files for number in range(sizes.tree_folders)},
         FLAT: sizes.flat_files,
@@ -35,7 +35,7 @@ def tree_prefixes(sizes: Sizes) -> dict[str, int]:
 
 
 def read_twice(cell: Cell) -> None:
-    """Cold, and again."""
+    """Read the large file cold, and again."""
     size = cell.sizes.big
     with cell.opened() as mount:
         for metric in ("W1.read", "W2.read"):
@@ -44,7 +44,7 @@ def read_twice(cell: Cell) -> None:
 
 
 def native_read(cell: Cell) -> None:
-    """Into a file."""
+    """Download the large object into a file."""
     with cell.opened() as place:
         path = str(place.root / "got")
         cell.rate("W1.read", cell.native_work("get_to_file", key=BIG, size=cell.sizes.big, path=path))
@@ -54,7 +54,7 @@ def native_read(cell: Cell) -> None:
 
 
 def write_big(cell: Cell) -> None:
-    """Until fsync and close have returned and the object is in S3."""
+    """Write a large file until fsync and close have returned and the object is in S3."""
     with cell.opened() as mount:
         path = str(mount.root / cell.tag / BIG)
         answer = cell.work("filework.write_sequential", path=path, size=cell.sizes.big)
@@ -62,7 +62,7 @@ def write_big(cell: Cell) -> None:
 
 
 def native_write(cell: Cell) -> None:
-    """Multipart."""
+    """Upload a large object with a multipart upload."""
     with cell.opened():
         _big_arrived(cell, cell.native_work("put_multipart", key=f"{cell.tag}/{BIG}", size=cell.sizes.big))
 
@@ -78,7 +78,7 @@ def _big_arrived(cell: Cell, answer: Answer) -> None:
 
 
 def _wait(cell: Cell, right: Callable[[], bool], closed: float) -> Arrival:
-    """When S3 had it. Errors: NotInS3."""
+    """Wait until right() says that S3 has the data, and return when it had. Errors: NotInS3 after in_s3_s."""
     if not cell.subject.remote:
         return Arrival(closed, late=not cell.subject.plain)
     arrival = cell.bench.bucket.wait(right, closed, cell.sizes.in_s3_s)
@@ -98,7 +98,7 @@ def _right(check: Callable[[], None]) -> None:
 
 
 def read_randomly(cell: Cell) -> None:
-    """Each cold."""
+    """Read at random offsets and in parallel streams, each on a cold mount."""
     sizes = cell.sizes
     for metric, length in RANDOM.items():
         with cell.measuring(metric), cell.opened() as mount:
@@ -110,7 +110,7 @@ def read_randomly(cell: Cell) -> None:
 
 
 def native_read_randomly(cell: Cell) -> None:
-    """One request after the other."""
+    """Read at random offsets, one request after the other."""
     sizes = cell.sizes
     for metric, length in RANDOM.items():
         with cell.measuring(metric), cell.opened():
@@ -126,7 +126,7 @@ def _small(sizes: Sizes) -> dict[str, float]:
 
 
 def read_small(cell: Cell) -> None:
-    """Cold and again, by one thread and by 16."""
+    """Read the small files cold and again, with one thread and with 16."""
     for name, threads in THREADS.items():
         with cell.measuring(f"W5.{name}", f"W6.{name}"), cell.opened() as mount:
             folder = str(mount.root / SMALL)
@@ -136,7 +136,7 @@ def read_small(cell: Cell) -> None:
 
 
 def native_read_small(cell: Cell) -> None:
-    """GETs."""
+    """Download the small objects, with one thread and with 16."""
     for name, threads in THREADS.items():
         with cell.measuring(f"W5.{name}"), cell.opened():
             answer = cell.native_work("get_objects", prefix=SMALL, threads=threads, **_small(cell.sizes))
@@ -147,7 +147,7 @@ def native_read_small(cell: Cell) -> None:
 
 
 def create_small(cell: Cell) -> None:
-    """By one thread and by 16."""
+    """Create small files, with one thread and with 16."""
     for name, threads in THREADS.items():
         with cell.measuring(f"W7.{name}"), cell.opened() as mount:
             folder = str(mount.root / cell.tag / name)
@@ -156,7 +156,7 @@ def create_small(cell: Cell) -> None:
 
 
 def native_create_small(cell: Cell) -> None:
-    """PUTs."""
+    """Upload small objects, with one thread and with 16."""
     for name, threads in THREADS.items():
         with cell.measuring(f"W7.{name}"), cell.opened():
             prefix = f"{cell.tag}/{name}"
@@ -188,7 +188,7 @@ def _walked(sizes: Sizes) -> Mapping[str, int]:
 
 
 def walk_twice(cell: Cell) -> None:
-    """Each cold and again."""
+    """Walk the tree and the flat folder, each cold and again."""
     for top, entries in _walked(cell.sizes).items():
         with cell.measuring(f"W8.{top}_cold", f"W8.{top}_warm"), cell.opened() as mount:
             for metric in (f"W8.{top}_cold", f"W8.{top}_warm"):
@@ -199,7 +199,7 @@ def walk_twice(cell: Cell) -> None:
 
 
 def native_list(cell: Cell) -> None:
-    """One recursive listing of each."""
+    """List the tree and the flat folder recursively."""
     sizes = cell.sizes
     for top, keys in {TREE: sizes.tree_folders * sizes.tree_files, FLAT: sizes.flat_files}.items():
         with cell.measuring(f"W8.{top}_cold"), cell.opened():
@@ -211,8 +211,8 @@ def native_list(cell: Cell) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One kind of call. where: the folder it works in; seen: how many keys of it must be in S3 afterwards, by how the
-    names begin and end; made_by: the call that has to be durable for this one to be."""
+    """One kind of call. where: the folder it works in. seen: how many keys below that folder must be in S3 afterwards,
+    by the beginning and end of their names. made_by: the call on whose results it works; it is late if that was."""
 
     where: str
     seen: Callable[[int], Mapping[tuple[str, str], int]] = lambda count: {}
@@ -222,7 +222,7 @@ class Change:
 FILES, RENAMED = "files", "files2"
 CHANGES = {
     "mkdir": Change("dirs", lambda count: {("d", "/"): count}),
-    # Whoever wrote no directory has none to remove there.
+    # A subject that has written no markers of directories to S3 has none to remove.
     "rmdir": Change("dirs", lambda count: {("d", "/"): 0}, made_by="mkdir"),
     "create": Change(FILES, lambda count: {("f", ""): count}),
     "stat": Change(FILES, made_by="create"),
@@ -235,7 +235,7 @@ assert CHANGES.keys() == META_OPERATIONS.keys()
 
 
 def change_metadata(cell: Cell) -> None:
-    """One kind of call after the other, and a look into S3 after each."""
+    """Measure one kind of call after the other, and look into S3 after each."""
     late: dict[str, bool] = {}
     with cell.opened() as mount:
         top = mount.root / cell.tag
@@ -257,7 +257,7 @@ def _change(cell: Cell, top: Path, name: str, change: Change, late: bool) -> boo
 
 
 def _is_late(cell: Cell, folder: str, wanted: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the keys below a folder are not at once as many as they should be."""
+    """Whether S3 does not have the wanted numbers of keys below a folder at the first look."""
     if not cell.subject.remote:
         return not cell.subject.plain
 

@@ -1,4 +1,4 @@
-"""The bare S3 client: no retries, no metrics."""
+"""Opens the bare S3 client, without retries and metrics."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from datastore.fuse.store.s3 import open_s3
 
 
 def open_adapter(location: S3Location, **options: Any) -> ObjectStore:
-    """options: as of open_s3()."""
+    """Open the bucket's client. options: those of open_s3()."""
     return open_s3(location, **options).inner

@@ -1,4 +1,4 @@
-"""A certificate authority of the tests: keys and certificates of servers and clients, made in a folder."""
+"""A certificate authority for tests, which makes keys and certificates of servers and clients in a folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALIDITY = datetime.timedelta(days=3650)
 DRIFT = datetime.timedelta(minutes=5)
-"""How much two clocks may differ."""
+"""How far in the past certificates begin to be valid, because two clocks may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Whom a certificate names. names and addresses: a server's; a subject without them is a client."""
+    """The holder of a certificate. names and addresses: of a server's hosts; a subject without them is a client."""
 
     common_name: str
     organization: str = ""
@@ -34,12 +34,12 @@ class Subject:
 
 
 HERE = Subject(common_name="test-server", names=("localhost",), addresses=("127.0.0.1",))
-"""A server of this machine."""
+"""A server on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a server shows: files with its certificate and key. authority: the certificate that signed it."""
+    """The files with a certificate and its key. authority: the file with the certificate of the signer."""
 
     certificate: Path
     key: Path
@@ -60,7 +60,7 @@ class Authority:
         self._save("ca", self._key, builder.sign(self._key, hashes.SHA256()))
 
     def issue(self, name: str, subject: Subject, *, validity: datetime.timedelta = VALIDITY) -> Identity:
-        """Make NAME.crt and NAME.key. validity: from DRIFT ago on."""
+        """Make NAME.crt and NAME.key. validity: counted from DRIFT before the authority was made."""
         key = ec.generate_private_key(ec.SECP256R1())
         server = bool(subject.names or subject.addresses)
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -87,7 +87,7 @@ class Authority:
 
 
 def private_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
-    """A private key as a file holds it."""
+    """Return a private key in PEM format, unencrypted."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )

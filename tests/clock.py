@@ -1,15 +1,15 @@
-"""Time that stands still until a test moves it."""
+"""A clock that stands still until a test moves it."""
 
 from __future__ import annotations
 
 import threading
 
 EPOCH_NS = 1_800_000_000 * 1_000_000_000
-"""When a clock begins, nanoseconds since the epoch."""
+"""The time at which a clock begins, in nanoseconds since the epoch."""
 
 
 class ManualClock:
-    """Implements Clock; both times move together, by `advance`."""
+    """Implements Clock; its two times move together, and only by `advance`."""
 
     def __init__(self) -> None:
         self._passed_ns = 0
@@ -22,5 +22,5 @@ class ManualClock:
         return EPOCH_NS + self._passed_ns
 
     def advance(self, seconds: float) -> None:
-        with self._lock:  # a clock that two threads set back would reorder what happened
+        with self._lock:  # two threads that advance at once must not set the clock back
             self._passed_ns += int(seconds * 1_000_000_000)

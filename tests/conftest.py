@@ -1,4 +1,4 @@
-"""What holds for every test: a clean environment, and nothing left behind.
+"""Fixtures of every test: a clean environment, and a check that nothing is left behind.
 
 HOME and the XDG directories are temporary, no credential or proxy of the person who runs the tests leaks in, and a
 mount, thread or process that outlives its tests is a failure.
@@ -26,13 +26,13 @@ from tests.tools.mounting import mounted_below
 __all__ = ["authority", "minio", "moto", "versitygw", "versitygw_tls"]
 
 LEAK_GRACE_S = 60.0
-"""A process that imports its code ends after that."""
+"""How long leftovers may take to end: a process that still imports its code ends only after that."""
 LEAKING_PREFIXES = ("AWS_", "DATASTORE_", "S3_", "RCLONE_", "MINIO_")
 PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
 SESSION_MARK = "KUBE_DATASTORE_TEST_SESSION"
 
-# As Hypothesis' own profile for CI: the same draws each time, so that a change is judged by what it changed. Elsewhere
-# each run explores.
+# In CI Hypothesis draws the same examples each time, as in its own CI profile, so that a new failure comes from the
+# change that is tested. Elsewhere each run draws new examples.
 ON_CI = os.environ.get("CI") == "true"
 hypothesis.settings.register_profile("project", deadline=None, print_blob=True, derandomize=ON_CI)
 hypothesis.settings.load_profile("project")
@@ -40,7 +40,7 @@ hypothesis.settings.load_profile("project")
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[Path]:
-    """The temporary home; a short path, because Unix sockets take 107 bytes."""
+    """Yield the temporary home. Its path is short, because that of a Unix socket has at most 107 bytes."""
     home = Path(tempfile.mkdtemp(prefix="ds-"))
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -60,7 +60,7 @@ def clean_environment() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_stays_behind(clean_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Mounts and processes that outlive the session. It is set up first, so it looks last."""
+    """Fail if mounts or processes outlive the session. This fixture is set up first, so that it checks last."""
     mark = uuid.uuid4().hex
     os.environ[SESSION_MARK] = mark
     yield
@@ -73,7 +73,7 @@ def nothing_stays_behind(clean_environment: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module", autouse=True)
 def no_thread_stays_behind(nothing_stays_behind: None) -> Iterator[None]:
-    """Threads that outlive the module that started them."""
+    """Fail if threads outlive the module that started them."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + LEAK_GRACE_S
@@ -90,7 +90,7 @@ def _leaks(roots: tuple[Path, ...], mark: str) -> list[str]:
 
 
 def _descendants(mark: str) -> list[str]:
-    """Processes that inherited this session's mark, also those that detached themselves: pid and name."""
+    """Return pid and name of the processes that inherited this session's mark, even if they detached themselves."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

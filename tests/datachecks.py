@@ -1,4 +1,4 @@
-"""What tests look at of what fuse/data keeps in memory: its invariants, after each step; and without it."""
+"""Checks of the invariants of what fuse/data keeps in memory, and a way to drop that memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from datastore.fuse.data.reader import Reader
 
 
 def check_extents(extents: Extents) -> None:
-    """AssertionError when an invariant is broken."""
+    """Errors: AssertionError when an invariant is broken."""
     edges = [edge for pair in zip(extents._starts, extents._stops, strict=True) for edge in pair]
     if any(left >= right for left, right in pairwise(edges)):
         raise AssertionError(f"ranges out of order, empty or touching: {edges}")
 
 
 def check_pieces(table: PieceTable) -> None:
-    """AssertionError when an invariant is broken."""
+    """Errors: AssertionError when an invariant is broken."""
     total = 0
     for pieces in table._by_version.values():
         total += sum(piece.size for piece in pieces)
@@ -31,7 +31,7 @@ def check_pieces(table: PieceTable) -> None:
 
 
 def check_readahead(ahead: ReadAhead) -> None:
-    """AssertionError when an invariant is broken."""
+    """Errors: AssertionError when an invariant is broken."""
     settings = ahead._settings
     for run in (ahead.present, *ahead._others):
         if run.ahead_until not in (ahead._up(run.ahead_until), ahead._size):
@@ -41,7 +41,7 @@ def check_readahead(ahead: ReadAhead) -> None:
 
 
 def forget(reader: Reader) -> None:
-    """Drop what memory holds, as if there had been no room."""
+    """Drop the content that a reader holds in memory, as if there had been no room for it."""
     limit_bytes = 2 * reader.table.half_bytes
     reader.table.limit(0)
     reader.table.limit(limit_bytes)

@@ -1,4 +1,4 @@
-"""One event loop for all tests that call a Filesystem, or a part of one, without a mount: a thread turns it."""
+"""One event loop, run by a thread, for all tests that call a Filesystem, or a part of it, without a mount."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @functools.cache
 def the_loop() -> Loop:
-    """It, turned from now on."""
+    """Return the tests' loop; the first call starts the thread that runs it."""
     loop = Loop()
 
     def turn() -> None:
@@ -27,11 +27,11 @@ def the_loop() -> Loop:
 
 
 def resolve(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What it returns or raises, when it has ended; any thread but the loop's."""
+    """Run a coroutine on the tests' loop and return its result. Any thread but the loop's may call this."""
     return the_loop().run(coroutine)
 
 
 async def beside(call: Callable[[], T]) -> T:
-    """What a call returns that waits for something else of this loop: a lane makes it."""
+    """Make a call that may wait for tasks of the tests' loop; on that loop's thread a lane (pool thread) makes it."""
     loop = running()
     return call() if loop is None else await loop.lane(call)

@@ -1,4 +1,4 @@
-"""A store that fails on demand: the n-th call, before or after it took effect."""
+"""A store whose calls fail on demand: the n-th call, before or after it takes effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to raise; after: the call takes effect first, and only its answer is lost. alter: gives another answer."""
+    """error: what to raise. after: the call takes effect first, only its answer is lost. alter: changes the answer."""
 
     error: BaseException | None = None
     after: bool = False
@@ -25,17 +25,17 @@ class Fault:
 
 
 Plan = Callable[[int, str], Fault | None]
-"""(index of the call from 0, name of the ObjectStore method) -> the fault to inject, or None. It may wait for others:
-a lane calls it."""
+"""(index of the call from 0, name of the ObjectStore method) -> the fault to inject, or None. It may block, because a
+lane (a thread of the loop's pool) calls it."""
 
 
 def no_faults(index: int, method: str) -> Fault | None:
-    """The plan of a healthy store; counting its calls bounds a sweep."""
+    """The plan of a healthy store. How many calls it gets is how many a sweep has to fail."""
     return None
 
 
 def nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
-    """Only the n-th call (from 0) fails."""
+    """A plan by which only the n-th call (from 0) fails."""
 
     def plan(index: int, method: str) -> Fault | None:
         return Fault(error, after) if index == n else None
@@ -44,7 +44,7 @@ def nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
 
 
 def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
-    """The n-th call and all that follow fail: an outage."""
+    """A plan of an outage: the n-th call (from 0) and all that follow fail."""
 
     def plan(index: int, method: str) -> Fault | None:
         return Fault(error, after) if index >= n else None
@@ -53,7 +53,7 @@ def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
 
 
 class FaultyStore(HookedStore):
-    """Fails by plan. `calls` lists the methods called so far; `plan` may be replaced."""
+    """A store that fails as `plan` says, which may be replaced. `calls` lists the methods called so far."""
 
     def __init__(self, inner: ObjectStore, plan: Plan = no_faults) -> None:
         super().__init__(inner)

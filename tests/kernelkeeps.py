@@ -1,7 +1,7 @@
-"""A model of what Linux keeps of directories that it reads (fs/fuse/readdir.c, FOPEN_CACHE_DIR), for tests without one.
+"""A model of Linux's cache of read directories (fs/fuse/readdir.c, FOPEN_CACHE_DIR), for tests without a mount.
 
-Pessimistic: nothing but an OPENDIR without FOPEN_KEEP_CACHE, an invalidation and the want of memory makes it drop
-anything; neither the directory's mtime nor an invalidated name does.
+The model is pessimistic: only an OPENDIR without FOPEN_KEEP_CACHE, an invalidation or a lack of memory makes it drop
+entries; neither a change of the directory's mtime nor the invalidation of a name does.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from datastore.fuse.ops import Caller, DirEntry, Fh, Filesystem, Ino, OpenDirRep
 from tests.driving import resolve
 
 PAGE = 3
-"""Entries of one page of the cache."""
+"""How many entries one page of the cache has."""
 CALLER = Caller(0, 0, 1)
 
 
 @dataclass
 class Room:
-    """A buffer for so many entries."""
+    """A reply buffer with room for `left` entries."""
 
     left: int
 
@@ -29,26 +29,26 @@ class Room:
 
 @dataclass
 class Kept:
-    """What is kept of one directory. pages: None where one was dropped."""
+    """The cache of one directory. pages: None in place of a page that was dropped."""
 
     complete: bool = False
     version: int = 0
     pages: list[list[DirEntry] | None] = field(default_factory=list)
     count: int = 0
-    """Entries added, those of dropped pages included."""
+    """How many entries were added, including those of dropped pages."""
     end: int = 0
-    """The cursor at which it ends."""
+    """The offset at which the cached entries end."""
 
     def drop(self) -> None:
-        """All pages; what is known of them stays."""
+        """Drop the content of all pages; the counters stay."""
         self.pages = [None] * len(self.pages)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Empty the cache and begin anew."""
         self.complete, self.version, self.pages, self.count, self.end = False, self.version + 1, [], 0, 0
 
     def add(self, entry: DirEntry, cursor: int) -> None:
-        """What was read at a cursor, if that is where it ends."""
+        """Append an entry that was read at an offset (`cursor`), if the cache ends there."""
         if self.complete or cursor != self.end:
             return
         if self.count % PAGE == 0:
@@ -69,7 +69,7 @@ class OpenDirectory:
     ino: Ino
     kept: Kept
     asked: int = 0
-    """READDIRs sent."""
+    """How many READDIR requests were sent."""
 
     def __post_init__(self) -> None:
         reply = resolve(self.fs.opendir(CALLER, self.ino))
@@ -80,20 +80,20 @@ class OpenDirectory:
             self.kept.drop()
 
     def rewind(self) -> None:
-        """To the beginning."""
+        """Go back to the first entry."""
         self.cursor = 0
 
     def close(self) -> None:
-        """RELEASEDIR."""
+        """Send RELEASEDIR."""
         self.fs.loop.call(lambda: self.fs.releasedir(self.ino, self.fh))
 
     def read(self, count: int) -> list[DirEntry]:
-        """The next entries; none at the end."""
+        """Return the next entries; none at the end."""
         found, enough = self.from_kept(count)
         return found if enough else found + self.arrive(*self.ask(count))
 
     def from_kept(self, count: int) -> tuple[list[DirEntry], bool]:
-        """What is kept, and whether the server need not be asked."""
+        """Return the next entries from the cache, and whether no request to the server is needed."""
         kept, at = self.kept, 0
         found: list[DirEntry] = []
         if not self.cache or not kept.complete:
@@ -110,12 +110,12 @@ class OpenDirectory:
         return found, bool(found) or self.cursor == kept.end
 
     def ask(self, count: int, *, plus: bool = True) -> tuple[list[DirEntry], int]:
-        """READDIRPLUS: the answer, and the cursor that it was for; it takes effect by arrive()."""
+        """Send READDIRPLUS; return the answer and the offset that it is for. arrive() puts it into effect."""
         self.asked += 1
         return list(resolve(self.fs.readdir(self.ino, Fh(self.fh), self.cursor, Room(count), plus))), self.cursor
 
     def arrive(self, lines: list[DirEntry], cursor: int) -> list[DirEntry]:
-        """The kernel has an answer."""
+        """Process an answer as the kernel does: cache its entries and move the offset behind them."""
         if not lines and self.cache and cursor == self.kept.end:
             self.kept.complete = True
         for entry in lines:
@@ -127,5 +127,5 @@ class OpenDirectory:
 
 
 def names(lines: list[DirEntry]) -> list[bytes]:
-    """Without the dots."""
+    """Return the names, without "." and ".."."""
     return [line.name for line in lines if line.name not in (b".", b"..")]

@@ -1,4 +1,4 @@
-"""The end of a file system's process, for tests that have it in their own."""
+"""Simulates the death of a mount server's process, for tests that run the file system in their own process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S
 
 HELD_S = 5.0
-"""What is still asked for after that is held back by a test, for another file system."""
+"""How long kill() waits for background work. What runs longer is held back by a test, for another file system."""
 _POLL_S = 0.001
 
 
 def kill(fs: DatastoreFilesystem) -> None:
-    """The process dies: nothing is sent, written down or removed; its tasks end and its files are closed."""
-    with suppress(BaseException):  # what a test lets it die of
+    """Let the process die: nothing is sent, recorded or removed; its tasks end and its files are closed."""
+    with suppress(BaseException):  # the exception by which a test lets the process die
         resolve(fs.upkeep.stop())
     quiet(HELD_S)
     core = fs.core
@@ -31,14 +31,14 @@ def kill(fs: DatastoreFilesystem) -> None:
 
 
 def quiet(patience_s: float = PATIENCE_S) -> bool:
-    """Until nothing is asked for in the background, of any file system; whether it came to that."""
+    """Wait until no file system has background work; return whether that happened in time."""
     return resolve(_quiet(patience_s))
 
 
 async def _quiet(patience_s: float) -> bool:
     loop, idle = the_loop(), 0
     end = loop.clock() + patience_s
-    while idle < 2:  # what a lane has just ended may not have been told yet
+    while idle < 2:  # looked at twice: the loop may not know yet of a call that has just ended in a lane
         if loop.clock() > end:
             return False
         await loop.sleep(_POLL_S)
@@ -47,7 +47,7 @@ async def _quiet(patience_s: float) -> bool:
 
 
 def _at_work(loop: Loop) -> bool:
-    """Whether a task waits for anything but another task: a lane, a server, the time."""
+    """Whether a task waits for anything but another task: a call in a lane (thread pool), a server or a timer."""
     if loop.runnable or loop.lanes._unended or loop.disk._unended or loop.waits:
         return True
     timers = (call.func for _, _, call in loop._timers if isinstance(call, partial))

@@ -1,6 +1,6 @@
-"""Drives an ops.Filesystem by paths, as a process would through the kernel; for tests without a mount.
+"""Calls an ops.Filesystem by paths, as a process would through the kernel; for tests without a mount.
 
-It caches nothing: every step looks the name up anew, so that what is seen is what the file system says.
+It caches nothing: every step looks the name up anew, so that tests see what the file system answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ME = Caller(1000, 1000, 1)
 
 
 class _Calls:
-    """The file system's methods as system calls: each waits, has one budget of retries, raises OSError."""
+    """The file system's methods as system calls: each blocks, has one budget of retries and raises OSError."""
 
     def __init__(self, fs: Filesystem) -> None:
         self._fs = fs
@@ -94,7 +94,7 @@ class File:
         self._call.fallocate(self.ino, self._fh, offset, length, mode)
 
     def close(self) -> None:
-        """flush, then release; the error of flush is raised after the release."""
+        """Flush, then release; an error of flush is raised after the release."""
         if not self._fh:
             return
         try:
@@ -104,7 +104,7 @@ class File:
 
 
 class LocalFs:
-    """The system calls."""
+    """The system calls of one caller, by path."""
 
     def __init__(self, fs: Filesystem, caller: Caller = ME) -> None:
         self.fs = fs
@@ -129,7 +129,7 @@ class LocalFs:
 
     @staticmethod
     def _walked(call: Callable[[], T]) -> T:
-        """Upon ESTALE the path is walked once more, as the kernel does (do_filp_open, retry_estale)."""
+        """Make a call; upon ESTALE walk the path once more, as the kernel does (do_filp_open, retry_estale)."""
         try:
             return call()
         except OSError as error:
@@ -158,7 +158,7 @@ class LocalFs:
         except OSError as error:
             if error.errno != errno.ENOSYS:
                 raise
-            return File(self.fs, ino, Fh(0))  # as the kernel does
+            return File(self.fs, ino, Fh(0))  # the kernel goes on without a handle
         return File(self.fs, ino, reply.fh)
 
     @contextmanager
@@ -182,11 +182,11 @@ class LocalFs:
         return sorted(name for name, _ in self.scandir(path))
 
     def scandir(self, path: str | bytes = "", *, plus: bool = False) -> list[tuple[bytes, int]]:
-        """(name, type bits), without the dots."""
+        """Return (name, type bits) of each entry but "." and ".."."""
         return [(entry.name, entry.mode & 0o170000) for entry in self._listed(self._directory(path), plus=plus)]
 
     def told(self, path: str | bytes = "") -> int:
-        """Of how many entries a listing tells the attributes as well, so that nobody has to look them up."""
+        """Return for how many entries a listing has the attributes too, so that they need no lookup."""
         return sum(1 for each in self._listed(self._directory(path), plus=True) if each.entry and each.entry.attr_ttl_s)
 
     def _directory(self, path: str | bytes) -> Ino:
@@ -200,7 +200,7 @@ class LocalFs:
         return [entry for entry in entries if entry.name not in (b".", b"..")]
 
     def tree(self) -> dict[str, bytes]:
-        """All there is, as `cp -r` reads it: the content of a file, the target of a link; of all else nothing."""
+        """Return the whole tree as `cp -r` reads it: a file's content, a link's target, and b"" for all else."""
         found: dict[str, bytes] = {}
         waiting = [("", ROOT_INO)]
         while waiting:
@@ -272,7 +272,7 @@ class LocalFs:
         self._call.removexattr(self._caller, self.lookup(path).ino, name)
 
     def _new(self, path: str | bytes) -> tuple[Ino, bytes]:
-        """Parent and name of something to make; the kernel refuses what it finds there."""
+        """Return parent and name of something to create. Errors: EEXIST, as the kernel's, if the name exists."""
         parent, name = self._split(path)
         entry = self._call.lookup(self._caller, parent, name)
         if entry.attr is not None:

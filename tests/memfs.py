@@ -1,8 +1,8 @@
 """An in-memory Filesystem for the engine's tests, and a builder that makes a mount of it.
 
-It has as much of fuse/ops.py as they look at, answered at once, or after `delay_s` in a lane when that is asked for.
-Inode numbers of the fixed tree (`populate`) depend on nothing but the tree, so that a restarted server gives the same
-ones. The labels of a MountSpec choose the behaviour: see build().
+It implements as much of fuse/ops.py as the tests use. Calls are answered at once, or, if wanted, after `delay_s` in a
+lane (a thread of the loop's pool). Inode numbers of the fixed tree (`populate`) depend on the tree alone, so that a
+restarted server gives the same. The labels of a MountSpec choose the behaviour: see build().
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATTERN_FILES = 200
 
 
 def pattern(number: int) -> bytes:
-    """The content of file `number` of the fixed tree: a pure function, up to 200 KiB."""
+    """The content of file `number` of the fixed tree, up to 200 KiB; it depends on the number alone."""
     return b"%06d:" % number * (100 + number * 146)
 
 
@@ -67,7 +67,7 @@ class Node:
 
 
 class MemFs:
-    """ttl_s: how long the kernel may keep names and attributes. blocking: calls (by name) that wait in a lane."""
+    """ttl_s: how long the kernel may cache names and attributes. blocking: names of calls that wait in a lane."""
 
     def __init__(
         self, *, ttl_s: float = 1.0, keep_cache: bool = True, delay_s: float = 0.0, blocking: Sequence[str] = ()
@@ -99,7 +99,7 @@ class MemFs:
         return node
 
     def populate(self) -> None:
-        """The fixed tree: d/000 ... d/199, whose inode numbers and contents never change."""
+        """Make the fixed tree: d/000 ... d/199, whose inode numbers and contents never change."""
         directory = self.make(ROOT_INO, b"d", stat.S_IFDIR | 0o755, ino=2)
         for number in range(PATTERN_FILES):
             node = self.make(directory.ino, b"%03d" % number, stat.S_IFREG | 0o644, ino=1000 + number)
@@ -349,9 +349,9 @@ class MemMount:
 
 
 def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
-    """Labels: wrong=key (the probe fails), broken while=FILE (it fails while that exists), defect=1 (we break),
-    flush=LINE (never in the storage), delay=SECONDS (of a read), blocking=all (nothing is answered at once),
-    local=FILE (d/000 is that file, by passthrough)."""
+    """Build a mount by its labels: wrong=key (the probe fails), broken while=FILE (it fails while FILE exists),
+    defect=1 (a RuntimeError), flush=LINE (flush_all reports LINE as unsent), delay=SECONDS (of each read), blocking=all
+    (every call waits in a lane), local=FILE (d/000 is FILE, by passthrough)."""
     if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
     if "defect" in spec.labels:

@@ -1,9 +1,9 @@
-"""A bucket in memory: the verified fake. It passes the same contract suite as the real servers (tests/contract).
-Its calls wait for nothing, so that in any thread `fuse.loop.now` has their answer.
+"""A bucket in memory, a fake that passes the same contract suite as the real servers (tests/contract).
+Its calls never wait, so that `fuse.loop.now` can return their results in any thread.
 
-Several MemoryStore views may share one MemoryBucket, each standing for another client. Thread-safe: one lock per
-bucket, never held across anything that waits. By its Capabilities a bucket can stand for a stricter server, such as
-one that keeps keys as files of a disk.
+Several MemoryStore views may share one MemoryBucket, each as a different client. Thread-safe: one lock per bucket,
+never held while waiting. By its Capabilities a bucket can behave as a stricter server, such as one that keeps keys as
+files on a disk.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ P = ParamSpec("P")
 
 
 async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
-    """ObjectStore.get_many() by one get() after the other."""
+    """Implement ObjectStore.get_many() by one get() after the other."""
     while (wanted := feed()) is not None:
         answer = None
         with suppress(StoreError):
@@ -80,7 +80,7 @@ async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
 
 
 async def head_each(store: ObjectStore, keys: Sequence[str], sink: HeadSink) -> None:
-    """ObjectStore.head_many() by one head() after the other."""
+    """Implement ObjectStore.head_many() by one head() after the other."""
     check_count(keys)
     for number, key in enumerate(keys):
         try:
@@ -103,13 +103,13 @@ def _hooked(
 
 
 class HookedStore:
-    """A store in front of another one: around() is around each call, also each of the calls for many objects."""
+    """A store in front of another one: around() makes each call, also each single call of head_many and get_many."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
 
     async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The answer of one call to `inner`; may call it never, once or again, and raise instead."""
+        """Return the answer of a call to `inner`; a subclass may make the call never, once or again, or raise."""
         return await call()
 
     @property
@@ -139,7 +139,7 @@ class HookedStore:
 
 
 def tried_once(store: ObjectStore) -> RetryingStore:
-    """As a mount has it, but what fails is not tried again."""
+    """Wrap a store as a mount does, but without retries."""
     return RetryingStore(store, Retrier(RetryPolicy(budget_s=0.0)))
 
 
@@ -166,9 +166,9 @@ class _Upload:
 
 
 class MemoryBucket:
-    """The objects themselves.
+    """The objects of a bucket.
 
-    clock: nanoseconds since the epoch (kept at 1 ms); min_part_bytes: S3's 5 MiB, tests of planners may lower it.
+    clock: returns nanoseconds since the epoch (times are cut to 1 ms). min_part_bytes: S3's 5 MiB, or less in a test.
 
     INVARIANT sorted_keys is the sorted list of the keys of objects.
     """
@@ -181,7 +181,7 @@ class MemoryBucket:
         keeps_both: bool = True,
         min_part_bytes: int = MIN_PART_BYTES,
     ) -> None:
-        """keeps_both: `a` and `a/b` can both exist."""
+        """keeps_both: whether `a` and `a/b` can both exist."""
         self.capabilities = capabilities or Capabilities()
         self.keeps_both = keeps_both
         self.min_part_bytes = min_part_bytes
@@ -191,22 +191,22 @@ class MemoryBucket:
         self.uploads: dict[UploadId, _Upload] = {}
         self.upload_numbers = itertools.count(1)
         self.others: dict[str, MemoryBucket] = {}
-        """Other buckets of the same server, by name: copies may come from there."""
+        """Other buckets of the same server by name, from which objects may be copied."""
         self._clock = clock
 
     def now_ns(self) -> int:
-        """The server's time."""
+        """The server's time in nanoseconds, cut to 1 ms."""
         return self._clock() // _MS * _MS
 
     def find(self, key: str) -> _Object:
-        """Errors: NotFound."""
+        """Return an object. Errors: NotFound."""
         found = self.objects.get(key_bytes(key))
         if found is None:
             raise NotFound(f"{shown(key)}: no such object", key=key, status=404, code="NoSuchKey")
         return found
 
     def check_condition(self, key: str, options: WriteOptions) -> None:
-        """Errors: AlreadyExists, PreconditionFailed."""
+        """Check the conditions of a write. Errors: AlreadyExists, PreconditionFailed."""
         present = self.objects.get(key_bytes(key))
         if options.if_none_match and present is not None:
             raise AlreadyExists(f"{shown(key)}: the key is taken", key=key, status=412, code="PreconditionFailed")
@@ -214,7 +214,7 @@ class MemoryBucket:
             raise _changed(key)
 
     def store(self, key: str, body: bytes, etag: ETag, options: WriteOptions) -> WriteResult:
-        """Put an object in its place. Errors: KeyConflict."""
+        """Store an object. Errors: KeyConflict."""
         raw = key_bytes(key)
         self._check_beside(key, raw)
         made = _Object(body, etag, self.now_ns(), dict(options.metadata), options.content_type)
@@ -261,7 +261,6 @@ class MemoryStore:
         max_keys: int = 1000,
         unless: bytes = b"",
     ) -> ListPage:
-        """See ObjectStore."""
         with self.bucket.lock:
             page = _Lister(self.bucket, key_bytes(prefix), key_bytes(delimiter)).page(token, start_after, max_keys)
         said = repr((page.objects, page.common_prefixes, page.next_token is None)).encode("ascii", "backslashreplace")
@@ -269,7 +268,6 @@ class MemoryStore:
         return ListPage((), (), None, digest) if digest == unless else page._replace(digest=digest)
 
     async def head(self, key: str) -> ObjectInfo:
-        """See ObjectStore."""
         with self.bucket.lock:
             return self._describe(key, self.bucket.find(key))
 
@@ -284,7 +282,6 @@ class MemoryStore:
         if_match: ETag | None = None,
         sink: Sink | None = None,
     ) -> tuple[Body, ObjectInfo]:
-        """See ObjectStore."""
         with self.bucket.lock:
             found = self.bucket.find(key)
             info = self._describe(key, found)
@@ -294,13 +291,12 @@ class MemoryStore:
         return handed_over((body, info), sink)
 
     def _check_key(self, key: str) -> None:
-        """A stricter server refuses also what S3 takes."""
+        """Refuse a key that S3 refuses, or that a stricter server (capabilities) refuses."""
         check_key(key)
         if max(map(len, key_bytes(key).split(b"/"))) > self.capabilities.max_key_segment_bytes:
             raise KeyTooLong(f"{shown(key)[:80]}...: this server takes no name of that length", key=key)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
-        """See ObjectStore."""
         self._check_key(key)
         check_options(key, options)
         copied = bytes(body)
@@ -320,7 +316,6 @@ class MemoryStore:
         if_source_match: ETag | None = None,
         source_bucket: str = "",
     ) -> WriteResult:
-        """See ObjectStore."""
         self._check_key(target)
         if replace is not None:
             check_metadata(target, replace.metadata)
@@ -334,7 +329,6 @@ class MemoryStore:
             return self.bucket.store(target, found.body, _md5(found.body), kept)
 
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
-        """See ObjectStore."""
         with self.bucket.lock:
             present = self.bucket.objects.get(key_bytes(key))
             if if_match is not None and present is not None and present.etag != if_match:
@@ -342,7 +336,6 @@ class MemoryStore:
             self.bucket.remove(key)
 
     async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """See ObjectStore."""
         check_count(keys)
         with self.bucket.lock:
             for key in keys:
@@ -350,7 +343,6 @@ class MemoryStore:
         return []
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
-        """See ObjectStore."""
         self._check_key(key)
         check_options(key, options)
         with self.bucket.lock:
@@ -359,7 +351,6 @@ class MemoryStore:
             return upload_id
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
-        """See ObjectStore."""
         check_part_number(key, number)
         return self._keep_part(key, upload_id, number, bytes(in_memory(body)))
 
@@ -374,20 +365,18 @@ class MemoryStore:
         *,
         source_bucket: str = "",
     ) -> ETag:
-        """See ObjectStore."""
         check_part_number(key, number)
         there = MemoryStore(self.bucket.others[source_bucket]) if source_bucket else self
         body, info = await there.get(source, if_match=if_source_match)
         if byte_range.stop > info.size:
             raise InvalidRequest(f"{shown(source)}: {byte_range} is not inside its {info.size} bytes", key=source)
-        if not self._upload(key, upload_id).copies:  # as MinIO, of an upload whose parts have checksums
+        if not self._upload(key, upload_id).copies:  # as MinIO refuses it if the upload's parts have checksums
             raise InvalidRequest(f"{shown(key)}: the upload was begun without copies", key=key)
         return self._keep_part(key, upload_id, number, bytes(body[byte_range.start : byte_range.stop]))
 
     async def complete_upload(
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
-        """See ObjectStore."""
         with self.bucket.lock:
             upload = self._upload(key, upload_id)
             bodies = self._chosen(key, upload, parts)
@@ -399,12 +388,10 @@ class MemoryStore:
             return result
 
     async def abort_upload(self, key: str, upload_id: UploadId) -> None:
-        """See ObjectStore."""
         with self.bucket.lock:
             self.bucket.uploads.pop(upload_id, None)
 
     async def pending_uploads(self, prefix: str) -> list[PendingUpload]:
-        """See ObjectStore."""
         with self.bucket.lock:
             found = [
                 PendingUpload(upload.key, upload_id, upload.initiated_ns)
@@ -414,11 +401,10 @@ class MemoryStore:
         return sorted(found, key=lambda upload: (key_bytes(upload.key), upload.initiated_ns))
 
     async def has_object_lock(self) -> bool:
-        """See ObjectStore: it has none."""
+        """See ObjectStore; this bucket has no object lock."""
         return False
 
     async def set_legal_hold(self, key: str, *, on: bool) -> None:
-        """See ObjectStore."""
         raise InvalidRequest(f"{shown(key)}: the bucket has no object lock", key=key, status=400)
 
     def close(self) -> None:
@@ -489,7 +475,7 @@ class _Lister:
         return ListPage(objects, prefixes, None)
 
     def _entries(self, after: bytes) -> Iterator[bytes]:
-        """Keys and common prefixes in order; a common prefix that holds `after` is over (as on all servers tried)."""
+        """Yield keys and common prefixes in order; a common prefix of `after` is skipped (as on all servers tried)."""
         keys = self._bucket.sorted_keys
         position = bisect_left(keys, self._prefix)
         if after >= self._prefix:

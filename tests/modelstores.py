@@ -1,4 +1,4 @@
-"""Places where models can be saved, for tests: the same few things asked of a directory and of each kind of bucket."""
+"""Stores of models for tests: one interface to a directory, a bucket in memory and a bucket of a server."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Wrap = Callable[[ObjectStore], ObjectStore]
 
 @dataclass
 class Home:
-    """A store of models, and beside it a place for data. Each storage is a client of its own."""
+    """A store of models, and beside it a place for data. Each call of storage() makes a separate client."""
 
     name: str
     root: Path | None = None
     stores: Callable[[str], ObjectStore] | None = None
     suffix: str = ""
-    """Of the buckets' real names."""
+    """The suffix of the buckets' real names."""
     _open: list[Objects] = field(default_factory=list)
 
     def storage(self, wrap: Wrap = lambda store: store) -> Storage:
@@ -61,7 +61,7 @@ class Home:
         return objects
 
     def put(self, path: str, body: bytes) -> None:
-        """Another client writes a file of the store."""
+        """Write a file of the store, as another client."""
         if self.root is not None:
             at = self.root / "models" / path
             at.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Home:
         return bytes(self.objects("models").store.get(PREFIX + path)[0])
 
     def flip(self, path: str, at: int) -> None:
-        """One bit of a stored file becomes another; its size, mode and times stay."""
+        """Flip one bit of a stored file; its size, mode and times stay."""
         if self.root is not None:
             flip(self.root / "models" / path, at)
             return
@@ -87,7 +87,7 @@ class Home:
         assert info.size == len(body)
 
     def everything(self) -> list[str]:
-        """Every path that is in the store, unfinished uploads too."""
+        """Return every path in the store, and the unfinished uploads."""
         if self.root is not None:
             root = self.root / "models"
             return sorted(str(each.relative_to(root)) for each in root.rglob("*") if not each.is_dir())
@@ -124,7 +124,7 @@ def memory_home() -> Iterator[Home]:
 
 @contextmanager
 def server_home(server: Server, prepare: Callable[[Callable[[], None]], object] | None = None) -> Iterator[Home]:
-    """prepare: how the buckets are made, which starts threads; not here, if this process forks."""
+    """prepare: calls its argument, which makes the buckets and starts threads; in a child if this process forks."""
     suffix = f"{os.getpid()}-{next(_numbers)}"
 
     def make() -> None:
@@ -144,7 +144,7 @@ def server_home(server: Server, prepare: Callable[[Callable[[], None]], object] 
 
 
 def flip(file: Path, at: int) -> None:
-    """One bit of a file becomes another; its size, mode and times stay."""
+    """Flip one bit of a file; its size, mode and times stay."""
     before = file.stat()
     body = bytearray(file.read_bytes())
     body[at] ^= 1
@@ -159,7 +159,7 @@ def wish(model: str = "digits", **more: object) -> Wish:
 
 
 def plant(root: Path, seed: int = 0, *, large: int = 0, longest: int = 255) -> Path:
-    """A directory with everything that models have: an empty file and directory, modes, links, a name of `longest`."""
+    """Make a directory with all that models have: empty files and directories, modes, links, a name of `longest`."""
     (root / "assets").mkdir(parents=True)
     (root / "variables").mkdir()
     (root / "saved_model.pb").write_bytes(b"graph %d" % seed * 100)
@@ -179,7 +179,7 @@ def plant(root: Path, seed: int = 0, *, large: int = 0, longest: int = 255) -> P
 
 
 def tree_of(root: Path) -> dict[str, tuple[str, object]]:
-    """All that a directory holds, for comparing."""
+    """Return all that a directory contains, for comparison."""
     found: dict[str, tuple[str, object]] = {}
     for each in sorted(root.rglob("*")):
         path = str(each.relative_to(root))

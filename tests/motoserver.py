@@ -1,7 +1,7 @@
-"""moto's server on the port that is given, with conditions that hold among clients who write at once.
+"""moto's server on the given port, with conditional requests that hold among concurrent writers.
 
 moto compares If-Match in one step and writes in another, in a thread for each request, so two writers may both pass.
-Here, requests with a condition come one at a time.
+Here, requests with a condition are served one at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONDITIONS = {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"}
 
 
 class Conditions(DomainDispatcherApplication):
-    """moto's application."""
+    """moto's application, with one conditional request at a time."""
 
     one = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Clients of one bucket in memory, each a file system without a mount; time stands still until a test moves it."""
+"""Clients of one bucket in memory, each a file system without a mount; the clock stands still until a test moves it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WRITING = ("put", "copy", "create_upload", "upload_part", "upload_part_copy", "c
 
 
 class Died(BaseException):
-    """The process ended here: nothing in it handles this."""
+    """The simulated death of the process. It is a BaseException, so that no code handles it."""
 
 
 def lived(call: Callable[..., object], *arguments: object) -> bool:
-    """Whether the process was still there when the call returned."""
+    """Make a call; return whether the process survived it."""
     try:
         call(*arguments)
     except Died:
@@ -48,7 +48,7 @@ def lived(call: Callable[..., object], *arguments: object) -> bool:
 
 
 def dies_at(n: int) -> Plan:
-    """From the n-th call to the store on (from 0) the process is dead: no call has an effect."""
+    """A plan by which the process dies at the n-th call to the store (from 0): from that on no call has an effect."""
 
     def plan(index: int, method: str) -> None:
         if index >= n:
@@ -58,13 +58,13 @@ def dies_at(n: int) -> Plan:
 
 
 def spec_at(directory: Path, source: S3Location = BUCKET, **more: Any) -> MountSpec:
-    """Of a mount whose state is below a directory. more: fields of MountSpec."""
+    """Return the spec of a mount whose state is below a directory. more: fields of MountSpec."""
     place, state, cache = (str(directory / name) for name in ("mountpoint", "state", "cache"))
     return MountSpec(name="test", mountpoint=place, source=source, state_dir=state, cache_dir=cache, **more)
 
 
 class Kernel(Notifier):
-    """What the kernel was told to forget."""
+    """Records what the kernel was told to invalidate or release."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Ino, bytes]] = []
@@ -96,37 +96,37 @@ class Client:
         self.fs: DatastoreFilesystem = build_filesystem(
             spec, self.store, loop=the_loop(), clock=world.clock, resumed=resumed
         )
-        # Retries are the tests' to ask for: no task runs in the background.
+        # fs.start() is not called: no periodic job runs, and tests ask for retries themselves.
         self.fs.core.notifier = self.kernel
         self.local = LocalFs(self.fs)
         self._open = True
 
     def calls(self, *methods: str) -> int:
-        """How many of these requests were sent."""
+        """Return how many requests by these methods of the store were sent."""
         tallies = self.store.metrics.snapshot()
         return sum(tallies[method]["calls"] for method in methods if method in tallies)
 
     def sent_bytes(self) -> int:
-        """Bytes uploaded."""
+        """Return how many bytes were uploaded."""
         return sum(tally["sent_bytes"] for tally in self.store.metrics.snapshot().values())
 
     def ask_one_by_one(self, path: str = "") -> None:
-        """Make lookups in a directory ask for single names, as where listing it whole is known to be dear."""
+        """Make lookups in a directory ask for single names, as if listing it were known to be slow."""
         node = self.folder(path)
         node.large, node.list_s, node.listing = True, 1e9, None
 
     def node(self, path: str) -> Node:
-        """What the mount knows of a name."""
+        """Return the mount's inode of a path."""
         return self.fs.core.nodes.by_ino[self.local.stat(path).ino]
 
     def folder(self, path: str) -> Directory:
-        """The same of a directory."""
+        """Return the mount's inode of a directory."""
         node = self.node(path)
         assert isinstance(node, Directory)
         return node
 
     def before_next(self, method: str, do: Callable[[], object]) -> None:
-        """Have something happen before the next such request of the store, once."""
+        """Call `do` before the next request by this method of the store, once."""
         once = iter((True,))
 
         def plan(_index: int, called: str) -> None:
@@ -140,37 +140,37 @@ class Client:
         self.fs.core.settings = replace(self.fs.core.settings, silly_copy_bytes=size)
 
     def quiet(self) -> None:
-        """Until nothing is asked for in the background."""
+        """Wait until there is no background work."""
         assert quiet(), "something is still asked for"
 
     def nothing_left(self) -> None:
-        """All must be sent: no file is unsent, nothing is staged, no upload is under way."""
+        """Check that all is sent: no file is unsent, no staging file is left, no upload is unfinished."""
         assert self.fs.uploads.unsent() == []
         assert list(self.fs.core.staging_dir.iterdir()) == []
         assert self.fs.core.db.uploads() == []
         assert not self.world.bucket.uploads
 
     def unmount(self) -> None:
-        """As a person does it: what is unsent is sent. Idempotent."""
+        """Unmount as a user does: unsent files are sent. Idempotent."""
         if self._open:
             resolve(self.fs.stop())
             self.kill()
 
     def kill(self) -> None:
-        """The process dies: nothing more is sent or written down. Idempotent."""
+        """Let the process die: nothing more is sent or recorded. Idempotent."""
         if not self._open:
             return
         self._open = False
         kill(self.fs)
 
     def again(self, *, resumed: bool = False, plan: Plan = no_faults) -> Client:
-        """A new process over the same state directory; resumed: under the mount that lives on; plan: its store's."""
+        """Start a new process over the same state directory. resumed: it takes over the mount. plan: its faults."""
         self.kill()
         return self.world.add(Client(self.world, self.directory, self.spec, resumed=resumed, plan=plan))
 
 
 def taken_over(client: Client, *files: File) -> tuple[Client, list[File]]:
-    """The server dies; the new one, and the same open files, as the kernel goes on to use them."""
+    """Kill the server; return its successor, and the same open files, as the kernel goes on to use them."""
     again = client.again(resumed=True)
     return again, [File(again.fs, file.ino, file._fh) for file in files]
 
@@ -184,7 +184,7 @@ class World:
         able = Capabilities(listed_metadata=listed_metadata)
         self.bucket = MemoryBucket(clock=self.clock.time_ns, capabilities=able)
         self.tool = BlockingStore(MemoryStore(self.bucket))
-        """Another S3 tool."""
+        """Another S3 tool's access to the bucket."""
         self._root = root
         self._numbers = itertools.count(1)
         self._clients: list[Client] = []
@@ -202,43 +202,42 @@ class World:
         return client
 
     def later(self, seconds: float = TTL_S + 0.5) -> None:
-        """Let the time to live of what clients know run out."""
+        """Advance the clock until the time to live of what clients know has run out."""
         self.clock.advance(seconds)
 
     def put(self, key: str, body: bytes = b"", **metadata: str) -> None:
-        """As another tool: write an object."""
+        """Write an object, as another tool."""
         self.tool.put(key, body, WriteOptions(metadata=metadata))
 
     def put_all(self, keys: Iterable[str], body: bytes = b"x") -> None:
-        """The same content under each of these keys."""
+        """Write the same content to each of these keys."""
         for key in keys:
             self.put(key, body)
 
     def body(self, key: str) -> bytes:
-        """As another tool: read an object."""
+        """Read an object, as another tool."""
         return bytes(self.tool.get(key)[0])
 
     def metadata(self, key: str) -> dict[str, str]:
-        """As another tool: its user metadata."""
+        """Return an object's user metadata, as another tool."""
         return dict(self.tool.head(key).metadata)
 
     def all_keys(self) -> list[str]:
-        """All keys of the bucket."""
         return [os.fsdecode(key) for key in self.bucket.sorted_keys]
 
     def contents(self) -> dict[str, bytes]:
-        """What is in the bucket, without markers of directories."""
+        """Return the content of the bucket, without markers of directories."""
         return {key: self.body(key) for key in self.all_keys() if not key.endswith("/")}
 
     def close(self) -> None:
-        """Release every client's files without sending anything."""
+        """Kill every client: its files are released without sending anything."""
         for client in self._clients:
             client.kill()
 
 
 @contextmanager
 def world(root: Path, *, listed_metadata: bool = False) -> Iterator[World]:
-    """A world that is closed again."""
+    """Yield a world, and close it at the end."""
     made = World(root, listed_metadata=listed_metadata)
     try:
         yield made
@@ -247,7 +246,7 @@ def world(root: Path, *, listed_metadata: bool = False) -> Iterator[World]:
 
 
 def failing(code: int, call: Callable[..., object], *arguments: object) -> None:
-    """The call must end with this errno."""
+    """Check that the call ends with this errno."""
     assert fails(code, call, *arguments), f"no error, errno {code} was expected"
 
 
@@ -263,7 +262,7 @@ def fails(code: int, call: Callable[..., object], *arguments: object) -> bool:
 
 
 PERIOD = b"".join(b"%06d\n" % number for number in range(10_007))
-"""No multiple of a block or part, so that bytes of one never look like those of another."""
+"""Its length is no multiple of a block or part, so that no two of these have the same bytes."""
 
 
 def pattern(size: int) -> bytes:
@@ -272,20 +271,20 @@ def pattern(size: int) -> bytes:
 
 
 def no_writes(index: int, method: str) -> Fault | None:
-    """The plan of a store that takes nothing."""
+    """The plan of a store that refuses writes."""
     return Fault(DOWN) if method in WRITING else None
 
 
 def refuse_writes(client: Client) -> None:
-    """From now on the store takes nothing."""
+    """Make the client's store refuse writes from now on."""
     client.faulty.plan = no_writes
 
 
 def around(
     monkeypatch: pytest.MonkeyPatch, client: Client, method: str, before: Callable[[], None], after: Callable[[], None]
 ) -> None:
-    """The next call of a store's method happens between two others, which a thread makes; those after it, and theirs,
-    are left alone."""
+    """Make the next call of a store's method happen between `before` and `after`, which a thread calls. Later calls,
+    and the calls that these two make, are left alone."""
     original = getattr(client.store, method)
     calls = iter((True,))
 

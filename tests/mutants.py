@@ -36,13 +36,13 @@ FOLDERS = ("fuse/vfs/lookup", "fuse/vfs/change", "fuse/vfs/upload")
 TESTS = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/unit/vfs")
 UNCHANGED_TIMEOUT_S = 600.0
 TIMES_LONGER = 4.0
-"""Than the tests of the unchanged code: a mutant that takes longer hangs, and is found."""
+"""How many times as long as on the unchanged code the tests may take; a mutant that takes longer counts as noticed."""
 SAYS_LITTLE = re.compile("core/(NumberReplacer|RemoveDecorator|ReplaceBinaryOperator_BitOr_.*)")
-"""Operators that change limits and periods, the decorators of dataclasses, and annotations (`Node | None`)."""
+"""Operators to leave out: they change limits and periods, decorators of dataclasses, or annotations (`Node | None`)."""
 
 
 def copied(place: Path) -> Path:
-    """The files of the repository, with what is not committed yet."""
+    """Copy the files of the repository, with uncommitted changes."""
     listed = subprocess.run(
         ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"),
         cwd=ROOT,
@@ -58,7 +58,7 @@ def copied(place: Path) -> Path:
 
 
 def all_mutations(database: Path) -> list[MutationSpec]:
-    """Every single change that Cosmic Ray knows of."""
+    """Return every single change that Cosmic Ray knows of, but those that say little."""
     modules = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
     work = WorkDB(str(database), WorkDB.Mode.create)
     init(modules, work, {})
@@ -74,14 +74,14 @@ def all_mutations(database: Path) -> list[MutationSpec]:
 
 
 class Copy:
-    """A copy of the repository in which mutants are made one after the other."""
+    """A copy of the repository in which mutants are tested one after the other."""
 
     def __init__(self, place: Path) -> None:
         self.place = copied(place)
         self._command = shlex.join(("env", "-C", str(place), *TESTS))
 
     def seconds(self) -> float:
-        """How long the tests of the unchanged code take. Errors: SystemExit, if they fail."""
+        """Return how long the tests of the unchanged code take. Errors: SystemExit if they fail."""
         began = time.monotonic()
         outcome, said = run_tests(self._command, UNCHANGED_TIMEOUT_S)
         if outcome is not TestOutcome.SURVIVED:
@@ -89,7 +89,7 @@ class Copy:
         return time.monotonic() - began
 
     def survivor(self, mutation: MutationSpec, timeout_s: float) -> str:
-        """The difference, if the tests do not notice; else ''. Errors: RuntimeError, if it could not be made."""
+        """Return the mutant's difference if no test notices it, else ''. Errors: RuntimeError if it can't be made."""
         here = attrs.evolve(mutation, module_path=self.place / mutation.module_path)
         result = mutate_and_test([here], self._command, timeout_s)
         if result.worker_outcome is not WorkerOutcome.NORMAL:
@@ -99,7 +99,6 @@ class Copy:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))

@@ -1,4 +1,4 @@
-"""A store whose calls are tasks of a loop, for tests that call it from threads."""
+"""A store whose calls run as tasks of the tests' loop, for tests that call it from threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class OnLoop(HookedStore):
-    """Each call is a task of the tests' loop, and waited for; so it works in the thread that calls, but not on it."""
+    """Each call runs as a task of the tests' loop, while the calling thread, which must be another one, waits."""
 
     async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return resolve(call())

@@ -1,4 +1,4 @@
-"""Waiting for what happens in its own time, for a bounded time."""
+"""Waiting for an event, for a bounded time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.01
 
 
 def eventually(check: Callable[[], T], what: str = "it did not happen", patience_s: float = PATIENCE_S) -> T:
-    """The first true answer of `check`, asked again and again; AssertionError after patience_s."""
+    """Call `check` repeatedly and return its first true answer. Errors: AssertionError after patience_s."""
     deadline = time.monotonic() + patience_s
     while True:
         answer = check()
@@ -27,7 +27,7 @@ def eventually(check: Callable[[], T], what: str = "it did not happen", patience
 
 
 async def passed(gate: threading.Event) -> None:
-    """It is open; a loop goes on meanwhile. AssertionError when it stays closed."""
+    """Wait until the gate is open, without blocking the loop. Errors: AssertionError when it stays closed."""
     deadline = time.monotonic() + PATIENCE_S
     while not gate.is_set():
         assert time.monotonic() < deadline, "the test left the gate closed"

@@ -33,7 +33,7 @@ LEFTOVER_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where and as whom commands run. uid None: as ourselves."""
+    """Where and as which user commands run. uid None: as the current user."""
 
     checkout: Path
     python: Path
@@ -44,7 +44,7 @@ class Place:
     def popen(
         self, argv: Sequence[str | Path], environment: Mapping[str, str], output: IO[bytes] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a command in the checkout, in a process group of its own. output: None means ours."""
+        """Start a command in the checkout, in a process group of its own. output None: inherited from this process."""
         return subprocess.Popen(
             argv,
             cwd=self.checkout,
@@ -60,13 +60,13 @@ class Place:
 
 
 def here() -> Place:
-    """The checkout as it is, as ourselves."""
+    """The checkout as it is, for the current user."""
     return Place(checkout=CHECKOUT, python=Path(sys.executable))
 
 
 @contextlib.contextmanager
 def plain_place(user: str = USER) -> Iterator[Place]:
-    """The place of a plain user, all of whose processes end with it: who runs beside another has a user of his own.
+    """Make the place of a plain user. All of that user's processes end with it, so parallel runs need different users.
 
     Errors: OSError or CalledProcessError when it can't be made; the text says why.
     """
@@ -118,7 +118,7 @@ def _stage(staging: Path, account: pwd.struct_passwd) -> Place:
     }
     python = _python_for(account, staging)
     if python.is_relative_to(staging):
-        # A copied Python finds its own shared library only so.
+        # A copied Python finds its own shared library only by this variable.
         environment["LD_LIBRARY_PATH"] = str(staging / "python" / "lib")
     place = Place(checkout=checkout, python=python, uid=account.pw_uid, gid=account.pw_gid, environment=environment)
     place = _with_environment(place, account, staging)
@@ -127,7 +127,7 @@ def _stage(staging: Path, account: pwd.struct_passwd) -> Place:
 
 
 def copy_checkout(target: Path) -> None:
-    """What git knows or would add; links stay links."""
+    """Copy the files that git tracks or would add; links stay links."""
     command = [
         "git",
         "-c",
@@ -143,7 +143,7 @@ def copy_checkout(target: Path) -> None:
         source = CHECKOUT / name
         if source.is_symlink() or source.exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed since git listed it
                 shutil.copy2(source, target / name, follow_symlinks=False)
 
 
@@ -158,7 +158,7 @@ def _can(account: pwd.struct_passwd, argv: Sequence[str | Path]) -> bool:
 
 
 def _python_for(account: pwd.struct_passwd, staging: Path) -> Path:
-    """An interpreter of our own minor version that the user can run; our own prefix is copied when there is none."""
+    """Return a Python of our minor version that the user can run; copy our own prefix when there is none."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (Path(sys.base_prefix, "bin", name), Path("/usr/bin", name), Path("/usr/local/bin", name)):
         if _can(account, [candidate, "-c", NEEDED_STDLIB]):
@@ -174,7 +174,7 @@ def _tools_for(account: pwd.struct_passwd, staging: Path) -> Path:
     if not tools.is_dir() or _can(account, ["test", "-x", tools / "versitygw"]):
         return tools.parent
     (staging / "tools" / "bin").mkdir(parents=True)
-    # The servers: what is built for the test cluster is large, and root's alone.
+    # Only the servers: the tools of the test cluster are large, and only root uses them.
     for server in ("versitygw", "minio"):
         if (tools / server).exists():
             shutil.copy2(tools / server, staging / "tools" / "bin")
@@ -182,14 +182,14 @@ def _tools_for(account: pwd.struct_passwd, staging: Path) -> Path:
 
 
 def _with_environment(place: Place, account: pwd.struct_passwd, staging: Path) -> Place:
-    """A virtual environment that borrows our installed packages, with the staged checkout in front of them."""
+    """Make a virtual environment that borrows our installed packages, with the staged checkout in front of them."""
     venv = staging / "venv"
     subprocess.run(
         [place.python, "-m", "venv", "--without-pip", venv], check=True, env={**os.environ, **place.environment}
     )
     ours = Path(psutil.__file__).parents[1]
     if not _can(account, ["test", "-r", ours / "psutil" / "__init__.py"]):
-        # Processes that import a module for the first time write its code under another name, and rename that.
+        # Bytecode that a process is just writing has such a temporary name until it is complete.
         unfinished = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ours, staging / "site-packages", symlinks=True, ignore=unfinished)
         ours = staging / "site-packages"

@@ -1,4 +1,4 @@
-"""An API server that is played: objects by their path, over real HTTP, so that the official client is what asks."""
+"""A fake Kubernetes API server: objects by their path over real HTTP, so that tests use the official client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 class PlayedApi:
-    """objects: what is there, by path; refused: status and message of paths that begin so; asked: what came."""
+    """objects: by path. refused: status and message by a path's beginning. asked: method, target, body of requests."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
@@ -34,7 +34,7 @@ class PlayedApi:
         for start, (status, message) in self.refused.items():
             if path.startswith(start):
                 return status, {"kind": "Status", "message": message}
-        if method == "PATCH" and isinstance(body, dict):  # a JSON patch is only written down
+        if method == "PATCH" and isinstance(body, dict):  # a JSON patch, which is a list, is only recorded
             self.objects[path] = merged(self.objects[path], body)
         if path in self.objects:
             return 200, self.objects[path]
@@ -46,7 +46,7 @@ class PlayedApi:
         return 200, {"items": found[first : first + self.page], "metadata": rest}
 
     def kubeconfig(self, directory: Path, namespace: str = "team", **user: Any) -> Path:
-        """A file that leads here."""
+        """Write a kubeconfig for this server and return its path."""
         document = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
@@ -59,7 +59,7 @@ class PlayedApi:
 
 
 def merged(present: Any, change: Any) -> Any:
-    """What a merge patch (RFC 7396) makes of it."""
+    """Return `present` after a merge patch (RFC 7396)."""
     if not isinstance(change, dict) or not isinstance(present, dict):
         return change
     both = {**present, **{name: merged(present.get(name, {}), value) for name, value in change.items()}}
@@ -68,7 +68,7 @@ def merged(present: Any, change: Any) -> Any:
 
 @contextmanager
 def played_api() -> Iterator[PlayedApi]:
-    """Listens on a port of its own."""
+    """Run the server on a port of its own."""
     api = PlayedApi()
 
     class Page(BaseHTTPRequestHandler):
@@ -88,7 +88,7 @@ def played_api() -> Iterator[PlayedApi]:
         do_GET = do_PATCH = do_POST = answer  # noqa: N815  (the names of the base class)
 
         def log_message(self, *_: object) -> None:
-            """Tests look at `asked`."""
+            """Log nothing: tests look at `asked`."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Which promises of docs/SEMANTICS.md a test shows."""
+"""The mark that says which promises of docs/SEMANTICS.md a test checks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run the tiers of tests and say at the end which ran: `python tests/run_tiers.py [--long] [TIER ...]`.
 
---long: those that take hours, in place of their shorter forms. With CI=true a tier that cannot run, and a test that is
-skipped, is a failure. The last line is 'N passed, N failed'.
+--long: run the tiers that take hours, in place of their shorter forms. With CI=true a tier that cannot run, and a test
+that is skipped, is a failure. The last line is 'N passed, N failed'.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEP_TIMEOUT_S = 3600.0
 """The longest step (a tier of pytest) takes a few minutes; this only ends a hang."""
 NO_TESTS_COLLECTED = 5
 ENDING = threading.Event()
-"""Somebody wants us to end."""
+"""Set when a signal asks this process to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """Steps that need the same things. obstacle: why it can't run here, or ''.
-
-    lane: neighbours in TIERS that have lanes run side by side, each lane in its order; nothing in them is measured.
-    """
+    """Steps with the same requirements. obstacle: why the tier can't run here, or ''. plain: run it without root. lane:
+    neighbours in TIERS that have lanes run side by side, each lane in its order; nothing in them is measured."""
 
     name: str
     steps: tuple[Step, ...]
@@ -63,7 +61,7 @@ class Tier:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a tier."""
+    """The results of a tier."""
 
     name: str
     passed: int = 0
@@ -74,19 +72,19 @@ class Tally:
 
 
 def pytest_step(*arguments: str, workers: int = 2, share: str = "loadfile") -> Step:
-    """Tests in `workers` processes. share: by whole files, so that costly fixtures are shared, or as xdist's --dist."""
+    """Run pytest in `workers` processes. share: xdist's --dist; by default whole files, which share costly fixtures."""
     parallel = ("-n", str(workers), "--dist", share) if workers > 1 else ()
     return Step((sys.executable, "-m", "pytest", "-q", *parallel, *arguments), pytest=True)
 
 
 def script(*arguments: str) -> Step:
-    """A Python script or module."""
+    """Run a Python script or module."""
     return Step((sys.executable, *arguments))
 
 
 IMAGE = script("-m", "tests.cluster.image")
 MEASURED = ("tests/cluster/test_controller_crowd.py", "tests/cluster/test_controller_hostile.py")
-"""Have the machine for themselves."""
+"""Files with tests that need the machine for themselves."""
 NO_NODE = tuple(
     f"tests/cluster/test_{each}.py"
     for each in (
@@ -98,19 +96,19 @@ NO_NODE = tuple(
         "controller_rules",
     )
 )
-"""One API server is enough for them, and one controller."""
+"""Files with tests that need only one API server and one controller."""
 CONTROLLERS = tuple(f"tests/cluster/test_{each}.py" for each in ("controller_apart", "controller_election"))
-"""Each of their tests has a cluster without a node, and waits long for it."""
+"""Files with tests each of which starts a cluster without a node, and waits long for it."""
 SERVERS_THAT_MOVE = tuple(f"tests/cluster/test_{each}.py" for each in ("managed_nfs", "second_node"))
-"""They wait long for pods and nodes: beside the others of the clusters."""
+"""Files with tests that wait long for pods and nodes, and so run beside the other cluster tests."""
 LIBNFS = tuple(f"tests/nfs/test_{each}.py" for each in ("client", "filesystem", "matrix", "mount", "survival", "tools"))
-"""Of our own NFS client, and of all storages; the others are of the kernel's, and of how exports are made."""
+"""Tests of our own NFS client and of all storages; the others test the kernel's client and how exports are made."""
 OWN_EXPORTS = ("tests/nfs/test_own_exports.py",)
-"""A cluster makes them."""
+"""Tests of exports that a cluster makes."""
 
 
 def cluster_steps(*chosen: str) -> tuple[Step, Step]:
-    """The image first: it may take minutes, which are no test's."""
+    """Build the image in a step of its own, because that may take minutes; then run the tests."""
     return IMAGE, pytest_step(*chosen, "-m", "e2e_cluster", "--durations=8", workers=1)
 
 
@@ -149,13 +147,13 @@ def no_sandbox_for_anyone() -> str:
 
 
 def no_sandbox() -> str:
-    """Why no job of root can, or ''."""
+    """Why no job can run as root on this machine, or ''."""
     return no_sandbox_for_anyone() or not_root()
 
 
 TIERS = (
-    # Two lanes until the crowd of the cluster. One begins with what the clusters' tiers find built, and ends with what
-    # waits: for as long as outages last, for processes to start and end, for frameworks that compute.
+    # There are two lanes up to e2e-cluster-crowd. "waiting" begins with the image that the clusters' tiers need; its
+    # other tiers wait: for outages to pass, for processes to start and end, for frameworks that compute.
     Tier(name="image", steps=(IMAGE,), obstacle=cluster_obstacle, lane="waiting"),
     Tier(
         name="check",
@@ -174,12 +172,12 @@ TIERS = (
     Tier(name="hostile", steps=(pytest_step("tests/hostile"),), lane="waiting"),
     Tier(name="contract", steps=(pytest_step("tests/contract"),), lane="computing"),
     Tier(name="model", steps=(pytest_step("tests/model"),), lane="computing"),
-    # One file for each process: the frameworks compute, and the launcher's tests wait.
+    # Each of the two processes takes one file: in one the frameworks compute, in the other the launcher's tests wait.
     Tier(
         name="training", steps=(pytest_step("tests/training", "--durations=12"),), obstacle=no_sandbox, lane="waiting"
     ),
-    # One file has twice the work of another, and every case makes a world of its own. Each process waits for its other
-    # thread at every call: a third one fills the pauses.
+    # Single tests are distributed, because one file has twice the work of another and cases share no fixture. At every
+    # call a process waits for its loop's thread: a third process fills the pauses.
     Tier(name="fault", steps=(pytest_step("tests/fault", workers=3, share="worksteal"),), lane="computing"),
     Tier(
         name="mount-outages",
@@ -195,7 +193,8 @@ TIERS = (
         steps=cluster_steps(*MEASURED),
         obstacle=cluster_obstacle,
     ),
-    # Each in one process, so that all of it shares an NFS host. Three hosts, since a guest has one processor.
+    # Each of these tiers runs in one process, so that its tests share an NFS host. There are three hosts, since a guest
+    # has one processor.
     Tier(
         name="nfs",
         steps=(
@@ -258,7 +257,7 @@ TIERS = (
         name="training-cluster",
         steps=(
             IMAGE,
-            # One file needs an API server only and plays the pods, the other waits for real ones.
+            # One file needs only an API server and simulates the pods, the other waits for real pods.
             pytest_step("tests/cluster", "-m", "e2e_training_cluster", "--durations=8"),
         ),
         obstacle=cluster_obstacle,
@@ -337,11 +336,11 @@ LONG_TIERS = (
     ),
     Tier(name="scale", steps=(script("-m", "tests.scale"),), obstacle=cluster_obstacle),
 )
-"""What `make long` runs: the same promises for as long as it takes to believe them."""
+"""The tiers of `make long`, which check the same promises for much longer."""
 
 
 def run_step(step: Step, place: Place, tally: Tally, output: IO[bytes] | None) -> None:
-    """Run one command to its end (or its time limit, or ours) and count."""
+    """Run one command until it ends, its time limit passes or this process is asked to end; count its results."""
     argv = [str(place.python) if part == sys.executable else part for part in step.argv]
     with tempfile.TemporaryDirectory(prefix="datastore-tier-") as directory:
         report = Path(directory, "report.xml")
@@ -361,7 +360,7 @@ def run_step(step: Step, place: Place, tally: Tally, output: IO[bytes] | None) -
 
 
 def say(line: str, output: IO[bytes] | None) -> None:
-    """Write a line to where a tier's output goes."""
+    """Write a line to a tier's output; None: to standard output."""
     if output is None:
         print(line, flush=True)
     else:
@@ -369,7 +368,7 @@ def say(line: str, output: IO[bytes] | None) -> None:
 
 
 def wait(process: subprocess.Popen[bytes], output: IO[bytes] | None) -> int:
-    """The exit code; the whole process group is ended on a time limit or when we are."""
+    """Return the exit code; on a time limit, or when this process has to end, end the whole process group."""
     until = time.monotonic() + STEP_TIMEOUT_S
     while time.monotonic() < until and not ENDING.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -401,7 +400,7 @@ def count_report(report: Path, code: int, tally: Tally) -> None:
 
 
 def run_tier(tier: Tier, plain: Callable[[], Place], output: IO[bytes] | None = None) -> Tally:
-    """Run a tier where it can run; a tier that can't says why."""
+    """Run a tier, or note why it can't run."""
     tally = Tally(tier.name)
     started = time.monotonic()
     tally.note = tier.obstacle()
@@ -419,7 +418,7 @@ def run_tier(tier: Tier, plain: Callable[[], Place], output: IO[bytes] | None = 
 
 
 def run_lane(tiers: Sequence[Tier], plain: Callable[[], Place], aside: bool) -> list[Tally]:
-    """Run the tiers of a lane one after another. aside: what they write is shown at the end of each."""
+    """Run the tiers of a lane one after another. aside: the output of each tier is shown when it has ended."""
     if not aside:
         return [run_tier(tier, plain) for tier in tiers]
     tallies = []
@@ -433,7 +432,7 @@ def run_lane(tiers: Sequence[Tier], plain: Callable[[], Place], aside: bool) -> 
 
 
 def run_all(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
-    """In the order of `tiers`: those without a lane one by one, neighbours that have lanes side by side."""
+    """Run tiers in their order: those without a lane one by one, neighbours that have lanes side by side."""
     tallies: list[Tally] = []
     for _, neighbours in itertools.groupby(tiers, key=lambda tier: bool(tier.lane)):
         tallies += run_lanes(list(neighbours), plain)
@@ -442,7 +441,7 @@ def run_all(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
 
 
 def run_lanes(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
-    """Run lanes side by side; the last is shown as it goes. Tiers without a lane are one."""
+    """Run lanes side by side; the last one's output is shown as it comes. Tiers without a lane form one lane."""
     lanes = [[tier for tier in tiers if tier.lane == lane] for lane in dict.fromkeys(tier.lane for tier in tiers)]
     with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
         running = [pool.submit(run_lane, lane, plain, aside=lane is not lanes[-1]) for lane in lanes]
@@ -450,7 +449,7 @@ def run_lanes(tiers: Sequence[Tier], plain: Callable[[], Place]) -> list[Tally]:
 
 
 def judge_strictly(tally: Tally) -> None:
-    """In CI nothing may be left out."""
+    """Count skipped tests and tiers that could not run as failures, as in CI nothing may be left out."""
     if tally.skipped:
         tally.note = f"{tally.skipped} skipped; in CI that is a failure"
         tally.failed += tally.skipped
@@ -459,7 +458,7 @@ def judge_strictly(tally: Tally) -> None:
 
 
 def table(tallies: Sequence[Tally]) -> Iterator[str]:
-    """What ran, for people."""
+    """Yield the lines of a table that says what ran."""
     yield f"{'tier':<18} {'ran':<4} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>8}  why not"
     for tally in tallies:
         ran = "yes" if tally.passed or (tally.failed and not tally.note) else "no"
@@ -470,7 +469,7 @@ def table(tallies: Sequence[Tally]) -> Iterator[str]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the named tiers, or all that need not be named."""
+    """Run the named tiers, or all; return the exit code."""
     tiers = LONG_TIERS if "--long" in names else TIERS
     names = [name for name in names if name != "--long"]
     unknown = set(names) - {tier.name for tier in tiers}
@@ -490,9 +489,9 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # A shell starts background jobs with SIGINT and SIGQUIT ignored, and so would be the programs that tests end.
+    # A shell starts background jobs with SIGINT and SIGQUIT ignored, and the programs of the tests would inherit that.
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    # Thousands of processes start, and each would compile all that it imports.
+    # Thousands of processes start, and with this variable each would compile all that it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: ENDING.set())

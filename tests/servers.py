@@ -46,9 +46,7 @@ class ServerMissing(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """A running server. name: 'versitygw', 'minio' or 'moto'; data_dir: where it keeps objects ('' for moto).
-
-    ca_file: the certificate authority of one that speaks TLS, else ''.
-    """
+    ca_file: the file with the certificate authority of a server that speaks TLS, else ''."""
 
     name: str
     endpoint: str
@@ -61,18 +59,18 @@ class Server:
 
     @property
     def ca_bundle(self) -> str:
-        """The same as text, for a manifest."""
+        """The content of ca_file, for a manifest."""
         return Path(self.ca_file).read_text() if self.ca_file else ""
 
 
 def tools_dir() -> Path:
-    """Where `make tools` puts binaries."""
+    """The directory in which `make tools` puts binaries."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("KUBE_DATASTORE_TOOLS") or Path(cache, "kube-datastore", "tools")) / "bin"
 
 
 def find_tool(name: str) -> str:
-    """Path of a built tool. Errors: ServerMissing."""
+    """Return the path of a built tool. Errors: ServerMissing."""
     path = tools_dir() / name
     if not os.access(path, os.X_OK):
         raise ServerMissing(f"{name} is not in {path.parent} (make tools or make cluster-tools builds it)")
@@ -81,7 +79,7 @@ def find_tool(name: str) -> str:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of 127.0.0.1 that nobody else is given meanwhile; connections are refused until a server listens.
+    """Reserve a TCP port of 127.0.0.1 for the block; connections are refused until a server listens.
 
     That server has to set SO_REUSEADDR: Linux then lets it bind beside this socket, which does not listen.
     """
@@ -92,14 +90,14 @@ def reserved_port() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that is free, and that the system gives to nobody who asks for any port.
+    """Return a free TCP port of 127.0.0.1 that is no ephemeral port, so that the system gives it to no other socket.
 
-    So it stays free while its server is away, and who asks that server again and again is not connected to itself.
+    The port stays free while its server is away, and a client that keeps connecting to it can't connect to itself.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     lowest = max(1024, first // 2)
     while True:
-        # Where the system gives all ports away that a user may have, it chooses one.
+        # If the ephemeral range has all ports that a user may bind, the system chooses one of them.
         port = random.SystemRandom().randrange(lowest, first) if lowest < first else 0
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -107,14 +105,14 @@ def free_port() -> int:
 
 
 def boto_client(server: Server) -> Any:
-    """A boto3 S3 client of the server: 'another tool' beside the mount."""
+    """Return a boto3 S3 client of the server, as another tool beside the mount."""
     config = botocore.config.Config(
         s3={"addressing_style": "path"},
         retries={"mode": "standard", "max_attempts": 3},
         connect_timeout=5,
         read_timeout=30,
         proxies={},
-        # Of the chunks with a trailer that boto3 sends over TLS, versitygw can't parse some.
+        # versitygw can't parse some of the chunks with a trailer that boto3 sends over TLS.
         request_checksum_calculation="when_required" if server.ca_file else "when_supported",
     )
     return boto3.session.Session().client(
@@ -142,10 +140,8 @@ def run_versitygw(
     secret_key: str = "testsecret-versitygw",
     identity: Identity | None = None,
 ) -> Iterator[Server]:
-    """versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place.
-
-    identity: it speaks TLS, and shows this.
-    """
+    """Run versitygw over a directory. extra: more global options; port and data_dir: to start it again in its place.
+    identity: the server speaks TLS with this certificate."""
     binary = find_tool("versitygw")
     shown = ("--cert", str(identity.certificate), "--key", str(identity.key)) if identity else ()
     with _directory(data_dir) as root:
@@ -162,7 +158,7 @@ def run_versitygw(
 
 @contextmanager
 def run_minio(*, port: int = 0, data_dir: str = "", identity: Identity | None = None) -> Iterator[Server]:
-    """MinIO with one drive. port, data_dir and identity: as of versitygw."""
+    """Run MinIO with one drive. port, data_dir and identity: as of run_versitygw()."""
     binary = find_tool("minio")
     with _directory(data_dir) as root, _directory("") as shown:
         keys = _Keys("testaccess", "testsecret-minio", str(identity.authority) if identity else "")
@@ -190,7 +186,7 @@ def run_minio(*, port: int = 0, data_dir: str = "", identity: Identity | None = 
 
 @contextmanager
 def run_moto(*, port: int = 0) -> Iterator[Server]:
-    """moto's server in a process of its own; it checks no signature."""
+    """Run moto's server in a separate process; it checks no signature."""
     keys = _Keys("testaccess", "testsecret-moto")
 
     def command(at: int) -> list[str]:
@@ -208,7 +204,7 @@ def versitygw() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Nobody trusts it who is not told to."""
+    """A certificate authority that only those clients trust which are told to."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
@@ -237,7 +233,7 @@ def _fixture(runner: AbstractContextManager[Server]) -> Iterator[Server]:
     try:
         yield server
     finally:
-        os.kill(server.pid, signal.SIGKILL)  # versitygw would wait for each kept connection, for 10 s
+        os.kill(server.pid, signal.SIGKILL)  # on SIGTERM versitygw would wait 10 s for kept-alive connections
         runner.__exit__(None, None, None)
 
 
@@ -282,7 +278,7 @@ def _running(
     *,
     tls: bool = False,
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start, wait until healthy, and stop. Another port is tried when someone took ours in between."""
+    """Start a server, wait until it is healthy, and stop it. Try another port if ours was taken in between."""
     attempts = 1 if port else 5
     for attempt in range(attempts):
         at = port or free_port()
@@ -303,7 +299,7 @@ def _running(
 
 
 def _healthy(process: subprocess.Popen[bytes], port: int, url: str) -> bool:
-    # Whether it is up, and not whether its certificate is right: some tests want a wrong one.
+    # The certificate is not checked, because some tests want a wrong one.
     anyone = ssl._create_unverified_context()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=anyone))
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -316,7 +312,7 @@ def _healthy(process: subprocess.Popen[bytes], port: int, url: str) -> bool:
 
 
 def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Whether it is this process that answers there, and not one that took the port before it."""
+    """Whether this process listens on the port, and not one that took the port before it."""
     with contextlib.suppress(psutil.Error):
         sockets = psutil.Process(process.pid).net_connections("tcp")
         return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in sockets)
@@ -324,7 +320,7 @@ def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 def _wait_for_listing(server: Server) -> None:
-    """MinIO says that it is healthy a little before it serves."""
+    """Wait until the server answers requests: MinIO reports that it is healthy a little before it serves."""
     client = boto_client(server)
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:

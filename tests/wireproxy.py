@@ -1,6 +1,6 @@
-"""A proxy in front of an S3 server that spoils the answer to the n-th request: what a network and a busy server do.
+"""A proxy in front of an S3 server that spoils the answers to chosen requests, as networks and busy servers do.
 
-It speaks HTTP/1.1 with kept-alive connections and passes requests on unchanged, Host included, so that signatures hold.
+It speaks HTTP/1.1 with keep-alive and passes requests on unchanged, Host included, so that signatures stay valid.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UPSTREAM_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Spoilt:
-    """How an answer is spoilt. status: this one with an S3 error instead; otherwise as `way` says.
+    """How an answer is spoilt. status, code: an S3 error in its place; with status 0 it is spoilt as `way` says.
 
     before: the request never reaches the server. way: reset (connection reset), silence (no answer for stall_s),
-    truncate (half of the body, then the end), etag (that of another version), damage (not the answer: one bit of an
-    object's bytes on their way there).
+    truncate (half of the body, then the end), etag (that of another version), damage (the answer stays, but one bit of
+    the object that a PUT sends is changed).
     """
 
     name: str
@@ -50,7 +50,7 @@ KINDS = (
 )
 
 Plan = Callable[[int], Spoilt | None]
-"""(number of the request from 0) -> how its answer is spoilt, or None."""
+"""(number of the request from 0) -> how its answer is spoilt, or None for not at all."""
 
 
 def no_faults(_index: int) -> Spoilt | None:
@@ -59,7 +59,7 @@ def no_faults(_index: int) -> Spoilt | None:
 
 
 class WireProxy:
-    """requests: method and path of all so far; plan may be replaced at any time."""
+    """requests: method and path of all requests so far. plan: may be replaced at any time."""
 
     def __init__(self, upstream: Server, stall_s: float) -> None:
         parts = urlsplit(upstream.endpoint)
@@ -72,7 +72,7 @@ class WireProxy:
         self.endpoint = ""
 
     def next(self, what: str) -> Spoilt | None:
-        """Count a request; what becomes of it."""
+        """Count a request and return how its answer is spoilt."""
         with self._lock:
             self.requests.append(what)
             return self.plan(len(self.requests) - 1)
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError, BrokenPipeError):
@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif spoilt.way == "silence":
             self.proxy.closing.wait(self.proxy.stall_s)
         else:
-            # linger 0: the end is a RST
+            # with a linger time of 0, close() sends a RST
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
 
@@ -158,7 +158,7 @@ def _damaged(body: bytes) -> bytes:
 
 @contextlib.contextmanager
 def wire_proxy(upstream: Server, stall_s: float) -> Iterator[WireProxy]:
-    """A proxy on a free port while the block runs."""
+    """Run a proxy on a free port while the block runs."""
     proxy = WireProxy(upstream, stall_s)
 
     class Handler(_Handler):
@@ -172,7 +172,7 @@ def wire_proxy(upstream: Server, stall_s: float) -> Iterator[WireProxy]:
         request_queue_size = 128
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A connection that was broken on purpose."""
+            """Do nothing: connections are broken on purpose."""
 
     with Listener(("127.0.0.1", 0), Handler) as listener:
         proxy.endpoint = f"http://127.0.0.1:{listener.server_address[1]}"

@@ -1,1 +1,1 @@
-"""Ordinary programs that know only directories; each prints the seconds of its work as the last line."""
+"""Ordinary programs that work in a directory; each prints the seconds of its work as the last line."""

@@ -1,4 +1,4 @@
-"""One end writes scalars as training does, the other reads them as TensorBoard does: `tensorboard_tail.py WRITE READ`.
+"""Write scalars as a training does and read them as TensorBoard does: `tensorboard_tail.py WRITE READ`.
 
 WRITE and READ are the same directory, or the same bucket through two mounts. Each flushed step must reach the reader
 while the writer keeps its file open.

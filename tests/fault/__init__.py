@@ -1,4 +1,4 @@
-"""Faults at every store call; the shared code asserts, so pytest has to rewrite it before it is imported."""
+"""Faults at every store call. The shared code has assertions, so pytest has to rewrite it before it is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the sweeps keep their state directories."""
+"""The directory in which the sweeps keep their state directories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory where the system has a directory there: a case makes several databases, and each syncs when it ends."""
+    """A directory in memory if the system has one: a case makes several databases, and each syncs when it is closed."""
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)
     with tempfile.TemporaryDirectory(prefix="ds-fault-", dir=_MEMORY if usable else None) as directory:
         yield Path(directory)

@@ -1,4 +1,4 @@
-"""A process that dies between any two things that outlast it: store calls, the journal, staging files, the node log."""
+"""A process that dies between any two of its lasting effects: store calls, journal, staging files, node log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LASTING = (
 
 
 class Mortal:
-    """Counts the steps of a process; from the chosen one on nothing has an effect any more."""
+    """Counts the steps (lasting effects) of a process; from a chosen step on nothing has an effect any more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[str] = []
@@ -59,16 +59,16 @@ class Mortal:
 
     @property
     def dead(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the process has died."""
         return self._last is not None and len(self.steps) > self._last
 
     def dies_at(self, world: FaultWorld, n: int | None, *, after: bool = False) -> None:
-        """Before the n-th step from now on (from 0); after: once that, a store call, took effect. None: never."""
+        """Let the process die before its n-th step from now; after: once that store call took effect. n None: never."""
         self.steps, self._last, self._after = [], n, after
         world.faulty.plan = self._plan
 
     def steps_of(self, scenario: Scenario, directory: Path) -> list[str]:
-        """Those of a process that lives."""
+        """Return the steps that a scenario has in a process that survives."""
         with fault_world(directory, scenario.before, mount=scenario.mount) as world:
             prepared = scenario.prepare(world.local)
             self.dies_at(world, None)
@@ -76,7 +76,7 @@ class Mortal:
             return list(self.steps)
 
     def kills(self, world: FaultWorld, scenario: Scenario, n: int) -> None:
-        """A process that dies before its n-th step, with all others."""
+        """Run a scenario in a process that dies before its n-th step; the applications die too."""
         prepared = scenario.prepare(world.local)
         self.dies_at(world, n)
         with suppress(Died):
@@ -84,11 +84,11 @@ class Mortal:
         self.bury(world)
 
     def bury(self, world: FaultWorld) -> None:
-        """What the kernel does with a process that was killed. Nothing is written down."""
+        """Release what the dead process held, as the kernel does. Nothing is recorded."""
         self._bury(world.fs)
 
     def bury_unborn(self) -> None:
-        """The same of one that was killed before it served."""
+        """Release what a process held that was killed during its recovery, before it served."""
         assert self._begun is not None
         self._bury(self._begun)
 

@@ -1,9 +1,9 @@
-"""Kills a save with SIGKILL before its n-th step, for every n, and looks what is left.
+"""Kills a save with SIGKILL before its n-th step, for every n, and checks what is left.
 
 `python -m tests.fault.modelkills`. A step is a request to the bucket, or a system call that changes a directory. One
-process forks a child for each thing that is done, so that the interpreter starts once; it has no threads. Arguments:
-the home ("directory", or a server's endpoint and keys as JSON), "disk" or "bucket" for where the source is, and a
-directory to work in. Prints the number of steps.
+process without threads forks a child for each job, so that the interpreter starts only once. Arguments: the home
+("directory", or a server's endpoint and keys as JSON), "disk" or "bucket" for where the source is, and a directory to
+work in. Prints the number of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FOLDER = "source"
 
 
 class Steps:
-    """Counts; before the last one this process is gone."""
+    """Counts steps, and kills this process instead of the step after the `last`-th."""
 
     def __init__(self, last: int) -> None:
         self.done = 0
@@ -55,7 +55,7 @@ class Steps:
 
 
 class Mortal(HookedStore):
-    """Steps before each request."""
+    """A store that counts a step before each request."""
 
     def __init__(self, inner: Any, steps: Steps) -> None:
         super().__init__(inner)
@@ -67,7 +67,7 @@ class Mortal(HookedStore):
 
 
 def mortal_system_calls(steps: Steps) -> None:
-    """Steps before each system call that changes something."""
+    """Count a step before each system call that changes something."""
     for name in SYSTEM_CALLS:
         real = getattr(os, name)
 
@@ -80,7 +80,7 @@ def mortal_system_calls(steps: Steps) -> None:
 
 
 def plant_small(root: Path) -> None:
-    """Few paths, but each kind of them: a large file in parts, a small one, an empty directory, a link."""
+    """Make few paths, but of each kind: a large file in parts, a small one, an empty directory, a link."""
     (root / "assets").mkdir(parents=True)
     (root / "d").mkdir()
     (root / "d" / "small").write_bytes(b"small")
@@ -93,7 +93,7 @@ def source_of(home: Home, root: Path, kind: str) -> ReadableTree:
 
 
 def fill(home: Home, root: Path) -> None:
-    """The source as another client's objects, or in the home's data directory."""
+    """Copy the source into the home's data: another client's objects, or a directory."""
     tree, local = home.data(), DirectoryTree(root / FOLDER)
     tree.begin()
     nodes = local.scan()
@@ -111,7 +111,7 @@ def fill(home: Home, root: Path) -> None:
 
 
 def attempt(home: Home, root: Path, kind: str, steps: Steps) -> None:
-    """One save, in this process."""
+    """Run one save in this process."""
     source = source_of(home, root, kind)
     if home.root is not None:
         storage = home.storage()
@@ -122,7 +122,7 @@ def attempt(home: Home, root: Path, kind: str, steps: Steps) -> None:
 
 
 def look(home: Home, when: str) -> None:
-    """Whatever is a version is whole."""
+    """Check that every version is whole."""
     models = home.models()
     for version in models.versions("digits"):
         _, damages = verify(models, "digits", version.version, Progress())
@@ -130,14 +130,14 @@ def look(home: Home, when: str) -> None:
 
 
 def collect(home: Home) -> None:
-    """What `gc --delete` does when every other process is dead."""
+    """Do what `gc --delete` does when every other process is dead."""
     models = home.models()
     for garbage in list(models.garbage("digits", stale_s=-1)):
         models.remove_garbage(garbage)
 
 
 def expected(home: Home) -> list[str]:
-    """What may be in the store: the layout's document, a manifest for each number, and the files of versions."""
+    """Return the paths that may be in the store: the layout's document, manifests, and the files of versions."""
     models = home.models()
     paths = [MARKER]
     for number in models.numbers("digits"):
@@ -156,7 +156,7 @@ def expected(home: Home) -> list[str]:
 
 
 def forked(job: Callable[[], object]) -> int:
-    """Do it in a child; its status as waitpid(2) gives it. What it raised is told, and is exit status 1."""
+    """Run a job in a child; return its status as of waitpid(2). An exception is printed and gives exit status 1."""
     child = os.fork()
     if child == 0:
         try:
@@ -169,12 +169,12 @@ def forked(job: Callable[[], object]) -> int:
 
 
 def in_a_child(job: Callable[[], None]) -> None:
-    """A thread that ends while we fork would leave its locks, those of OpenSSL for one, taken for ever in the child."""
+    """Run a job that starts threads in a child: a lock that a thread holds while we fork (OpenSSL's) stays taken."""
     assert forked(job) == 0
 
 
 def aftermath(home: Home, root: Path, kind: str, n: int) -> None:
-    """What is left of a save that was killed before its step n; and that it can be repeated."""
+    """Check what is left of a save that was killed before its step n, and that the save can be repeated."""
     look(home, f"n={n}, killed")
     if n % 2:
         collect(home)
@@ -191,7 +191,7 @@ def aftermath(home: Home, root: Path, kind: str, n: int) -> None:
 
 
 def sweep(homes: Callable[[int], AbstractContextManager[Home]], root: Path, kind: str) -> int:
-    """Every n until the save ends by itself; how many steps it has."""
+    """Kill the save before every step n until it ends by itself; return how many steps it has."""
     for n in range(10_000):
         with homes(n) as home:
             assert kind == "disk" or forked(partial(fill, home, root)) == 0
@@ -205,7 +205,7 @@ def sweep(homes: Callable[[int], AbstractContextManager[Home]], root: Path, kind
 
 
 def sweep_now(home: Home, folder: str) -> None:
-    """Remove the temporary files of dead writers, which in use are left for two minutes."""
+    """Remove the temporary files of dead writers, which in production are left for two minutes."""
     if home.root is not None:
         for each in (home.root / "models" / folder).glob(".*.*"):
             if each.name.endswith((".tmp", ".lock", ".broken")):
@@ -220,7 +220,6 @@ def _directory(root: Path, n: int) -> Iterator[Home]:
 
 
 def main() -> None:
-    """See above."""
     where, kind, root = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     transfer.FILES_AT_ONCE = 1
     plant_small(root / FOLDER)

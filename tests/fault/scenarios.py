@@ -1,4 +1,4 @@
-"""Every path that writes, as (what is there, what is prepared, what is done under faults, what is to come of it)."""
+"""Every code path that writes, as a scenario: objects before, preparation, action under faults, objects after."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NEW = b"new content"
 
 
 def _nothing(local: LocalFs) -> None:
-    """No preparation."""
+    """Prepare nothing."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     """before, after: bodies by key. Markers of parent directories may appear in either (S-02).
 
-    prepare runs without faults; what it returns is given to act. atomic: a failed act has changed nothing, or all, once
-    the journal is worked off; otherwise what was written counts as well (`unsent`).
+    prepare: runs without faults; its result is given to act. act: runs under faults; when it fails and the journal has
+    been worked off, the bucket must be as before or after, or in a state that the fields below allow.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Scenario:
     after: Mapping[str, bytes]
     prepare: Callable[[LocalFs], Any] = _nothing
     finish: Callable[[LocalFs, Any], None] = field(default=lambda local, prepared: None)
-    """Without faults again, after everything: close what prepare opened."""
+    """Runs without faults after everything else, to close what prepare opened."""
     still_read: bytes | None = None
-    """What the file that prepare opened shows, whatever happens."""
+    """The content that the file that prepare opened shows, whatever happens."""
     moves: bool = False
-    """A failure that is reported may leave what it moves under both names."""
+    """A failure that is reported may leave what is renamed under both names."""
     halfway: tuple[Mapping[str, bytes], ...] = ()
-    """Where a failure may leave it besides."""
+    """Other states in which a failure may leave the bucket."""
     when_killed: tuple[Mapping[str, bytes], ...] = ()
-    """What it may come to besides when the server is killed."""
+    """Other results that are right when the server is killed."""
     mount: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the MountSpec."""
 
@@ -66,7 +66,7 @@ def unlink(path: str) -> Callable[[LocalFs, Any], None]:
 def opened(
     path: str, flags: int = 0, body: bytes = NEW, at: int = 0, *, sync: bool = False
 ) -> Callable[[LocalFs, Any], None]:
-    """Opened to write, written to, and closed."""
+    """Return an act that opens a file, writes to it and closes it."""
 
     def act(local: LocalFs, _: Any) -> None:
         with local.opened(path, os.O_RDWR | flags) as file:
@@ -93,7 +93,7 @@ def _dirty(local: LocalFs) -> Any:
 
 
 def _stream(local: LocalFs) -> Any:
-    """An open file of which parts are on their way."""
+    """Return an open file whose upload in parts has begun."""
     file = local.open("d/f", os.O_RDWR | os.O_TRUNC)
     for at in range(0, len(LARGE), PART // 2):
         file.write(LARGE[at : at + PART // 2], at)
@@ -105,7 +105,7 @@ def _write_slowly(local: LocalFs, _: Any) -> None:
 
 
 def _write_and_change(local: LocalFs, _: Any) -> None:
-    """A header written last, and attributes that the upload was not begun with."""
+    """Write the header of a file last, and change attributes with which its upload was begun."""
     file = _stream(local)
     try:
         file.write(b"HEAD", 0)
@@ -131,7 +131,7 @@ def _rename_behind(local: LocalFs, path: Any) -> None:
 
 
 def _send_behind(local: LocalFs, _: Any = None) -> None:
-    """What the background could not send is an error here, so that the sweep looks at it as at any other."""
+    """Send what waits; raise an error if something could not be sent, so that the sweep handles it as any other."""
     fs = cast(DatastoreFilesystem, local.fs)
     resolve(all_of(fs.loop.call(lambda: fs.upkeep.send_due(float("inf")))))
     if fs.uploads.unsent():
@@ -147,7 +147,7 @@ PATCHED = LARGE[: PART * 2 + 100] + b"XYZ" + LARGE[PART * 2 + 103 :]
 
 
 def without(*keys: str) -> dict[str, bytes]:
-    """TREE with some keys less."""
+    """TREE without some keys."""
     return {key: body for key, body in TREE.items() if key not in keys}
 
 

@@ -1,4 +1,4 @@
-"""The server dies; as the kernel and the supervisor have it, a new one takes over, asked again."""
+"""A server that dies: as with kernel and supervisor, a new one takes over and gets the pending request again."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _AGAIN = {
     "setxattr": abi.SETXATTR,
     "removexattr": abi.REMOVEXATTR,
 }
-"""Requests for which 'already so' is success when they come again."""
+"""Requests that succeed when they come again and find their effect already there."""
 
 
 class Surviving:
-    """Serves the methods of ops.Filesystem by whichever server lives. plan_next: the faults of the one that follows."""
+    """Serves the methods of ops.Filesystem by the server that lives. plan_next: the faults of its successor."""
 
     def __init__(self, world: FaultWorld, mortal: Mortal, plan_next: Plan = no_faults) -> None:
         self._world, self._mortal, self._plan_next = world, mortal, plan_next
         self.found: Mapping[str, bytes] = {}
         """What was in the bucket when the server died."""
         self.recovery_calls = 0
-        """Store calls of the new server before it answers."""
+        """How many store calls the new server makes before it serves."""
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._world.fs, name)
@@ -57,7 +57,7 @@ class Surviving:
         return call
 
     def restart(self) -> None:
-        """A new server over the same state directory."""
+        """Start a new server over the same state directory."""
         self.found = self._world.keys()
         self._mortal.bury(self._world)
         self._world.build(self._plan_next, resumed=True)

@@ -1,4 +1,4 @@
-"""What a sweep does: the n-th store call of a writer path fails; nothing is lost, half made or reported wrongly."""
+"""A sweep: the n-th store call of a scenario fails, for every n; nothing may be lost, half done or reported wrongly."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ ERRORS = {
     "precondition": PreconditionFailed("another version"),
     "truncated": CorruptBody("shorter than promised"),
 }
-"""What a call ends with. Below the retries ServerFault and Throttled are as Unreachable (fuse/errnos.py)."""
+"""The errors that calls end with. Without retries ServerFault and Throttled are as Unreachable (fuse/errnos.py)."""
 METHODS = {
     "precondition": {"get", "put", "copy", "upload_part_copy", "complete_upload"},
     "truncated": {"get", "list_page"},
 }
-"""Kinds that only these calls can end with."""
+"""The calls that can end with these kinds of error; other kinds are possible with all."""
 EFFECTS = {"precondition": (False,), "truncated": (False,), "timeout": (True,)}
-"""Whether the call took effect before it failed: a refusal has none, and without any a timeout is as `unreachable`."""
+"""Whether the call took effect before it failed (others: both are tried): a refusal has no effect, and a timeout
+without an effect is the same as `unreachable`."""
 
 LOOKING = {"head", "get", "list_page", "pending_uploads"}
-"""Calls that change nothing: before and after their effect are the same."""
+"""Calls that change nothing, so that a failure before and after their effect is the same."""
 CHANGING = {
     *("put", "copy", "delete", "delete_many", "set_legal_hold"),
     *("create_upload", "upload_part", "upload_part_copy", "complete_upload", "abort_upload"),
@@ -56,7 +57,7 @@ CHANGING = {
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multipart uploads and copies of a few KiB."""
+    """Let multipart uploads and copies begin at a few KiB."""
     monkeypatch.setattr(multipart, "MIB", MIN_PART)
     monkeypatch.setattr(multipart, "SINGLE_MAX", PART)
     monkeypatch.setattr(multipart, "PART_SIZE", PART)
@@ -66,7 +67,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calls_of(scenario: Scenario, directory: Path) -> list[str]:
-    """The store calls of a healthy run, which must do what it is to do."""
+    """Run a scenario without faults, check its result, and return its store calls."""
     with fault_world(directory, scenario.before, mount=scenario.mount) as world:
         prepared = scenario.prepare(world.local)
         first = len(world.faulty.calls)
@@ -80,7 +81,7 @@ def calls_of(scenario: Scenario, directory: Path) -> list[str]:
 
 
 def same_but_markers(found: Mapping[str, bytes], expected: Mapping[str, bytes]) -> bool:
-    """Equal, but for markers of directories that are there anyway (S-02)."""
+    """Whether both are equal but for markers of directories that exist by their entries anyway (S-02)."""
 
     def plain(keys: Mapping[str, bytes]) -> dict[str, bytes]:
         return {
@@ -93,13 +94,13 @@ def same_but_markers(found: Mapping[str, bytes], expected: Mapping[str, bytes]) 
 
 
 def sweep(scenario: Scenario, kind: str, tmp_path: Path) -> None:
-    """Once and for good, before and after it took effect; then the store works again."""
+    """Let each call fail once and for good, before and after its effect; then let the store work again."""
     calls = calls_of(scenario, tmp_path / "healthy")
     for n, method in enumerate(calls):
         if method not in METHODS.get(kind, {method}):
             continue
         if kind == "precondition" and scenario.mount is REFUSING:
-            continue  # what another version means to such a mount: test_promises_conflict.py
+            continue  # test_promises_conflict.py tests what another version means to such a mount
         for new_process in (False, True) if kind == "unreachable" else ((n + list(ERRORS).index(kind)) % 2 == 1,):
             tried = Tried()
             for after, lasting in itertools.product(EFFECTS.get(kind, (False, True)), (False, True)):
@@ -115,7 +116,7 @@ def sweep(scenario: Scenario, kind: str, tmp_path: Path) -> None:
 
 
 def other_version(answer: Any) -> Any:
-    """The answer of a store with the ETag of a version that is none, where it has one."""
+    """Return an answer of the store with the ETag, if it has one, replaced by that of no version."""
     if isinstance(answer, ObjectInfo):
         return answer._replace(etag=ETag("other"))
     if isinstance(answer, WriteResult):
@@ -127,7 +128,7 @@ def other_version(answer: Any) -> Any:
 
 
 def plan_of(fault: Fault, n: int, *, lasting: bool) -> Plan:
-    """The fault at the n-th call, or from it on. No other answer is given to create_upload, which has no version."""
+    """Plan a fault at the n-th call, or from it on. An altered answer spares create_upload, which has no version."""
 
     def plan(index: int, method: str) -> Fault | None:
         if fault.alter is not None and method == "create_upload":
@@ -138,20 +139,20 @@ def plan_of(fault: Fault, n: int, *, lasting: bool) -> Plan:
 
 
 class Tried:
-    """Tells which case would repeat another. seen: the calls of the last case, from the one that failed on."""
+    """Tells which case would repeat another. seen: the store calls of the last case, from the failed one on."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
 
     def same(self, *, after: bool = False, lasting: bool = False) -> bool:
-        """A call that only looks has no effect that it could fail after; for good is once where no call followed."""
+        """Whether a case repeats another: reads have no effect; a lasting fault with no later call is a single one."""
         return bool(self.seen) and ((after and self.seen[0] in LOOKING) or (lasting and len(self.seen) == 1))
 
 
 def _fail_and_mend(
     world: FaultWorld, scenario: Scenario, fault: tuple[object, int, StoreError, bool], where: str, *, new_process: bool
 ) -> list[str]:
-    """The store calls from the one that failed on, until the store worked again."""
+    """Run one case; return the store calls from the failed one on, until the store worked again."""
     make, n, error, after = fault
     prepared = scenario.prepare(world.local)
     base, accepted = len(world.faulty.calls), world.writes_accepted
@@ -160,7 +161,7 @@ def _fail_and_mend(
     world.check()
     nothing_foreign(world, scenario, where)
     if not failed:
-        # What failed may have been asked for ahead only; what prepare opened is sent at its close then.
+        # The failed call may have been a prefetch; what prepare opened may be sent only at its close.
         states = (scenario.after, *(scenario.halfway if prepared is not None else ()))
         succeeded = any(same_but_markers(world.keys(), state) for state in states)
         assert succeeded, f"{where}: success, but {sorted(world.keys())}"
@@ -184,7 +185,7 @@ def mend(
     new_process: bool,
     killed: bool = False,
 ) -> None:
-    """The store works again: what was kept is read and sent, and what was reported is so, also at the next mount."""
+    """Check, as the store works again, that unsent data is read and sent, and that the next mount changes nothing."""
     unsent = world.fs.uploads.unsent()
     for row in unsent:
         _readable(world, scenario, str(row["path"]), where)
@@ -215,7 +216,7 @@ def mend(
 
 
 def nothing_foreign(world: FaultWorld, scenario: Scenario, where: str) -> None:
-    """Each object is one of before or of after, whole; and no content is nowhere."""
+    """Check that each object is a whole one of an allowed state, and that no content is lost."""
     for key, body in world.keys().items():
         states = (scenario.before, scenario.after, *scenario.halfway)
         allowed = [state[key] for state in states if key in state]
@@ -230,8 +231,8 @@ def nothing_foreign(world: FaultWorld, scenario: Scenario, where: str) -> None:
 
 
 def _no_orphans(world: FaultWorld, where: str, base: int) -> None:
-    """No multipart upload stays behind, unless abort failed or the answer to create_upload was lost."""
-    written = world.streams()  # and none is being begun any more, whose failure would not be known yet
+    """Check that no multipart upload stays, unless abort failed or the answer to create_upload was lost."""
+    written = world.streams()  # waits for uploads that are just being created, whose failure is not known yet
     failed = {world.faulty.calls[i] for i in range(base, len(world.faulty.calls)) if world.faulty.plan(i, "")}
     if not failed & {"abort_upload", "create_upload"}:
         orphans = set(world.bucket.uploads) - written
@@ -239,7 +240,7 @@ def _no_orphans(world: FaultWorld, where: str, base: int) -> None:
 
 
 def _readable(world: FaultWorld, scenario: Scenario, path: str, where: str) -> None:
-    """S-19 What could not be sent is read through the mount."""
+    """S-19 Check that what could not be sent can be read through the mount."""
     expected = [state[path] for state in (scenario.after, *scenario.halfway) if path in state]
     assert world.local.read(path) in expected, f"{where}: {path} is listed as unsent but reads otherwise"
 
@@ -249,18 +250,18 @@ def _still_read(world: FaultWorld, scenario: Scenario, prepared: object, where: 
         return
     read: list[bytes] = []
     number = outcome(lambda: read.append(prepared.read()))  # type: ignore[attr-defined]
-    # Removed although the removal seemed to fail, and too large to be kept here: as another client's removal.
+    # The removal seemed to fail but took effect, and the file is too large to be kept: as another client's removal.
     lost = number == errno.ESTALE and "after its effect" in where and len(scenario.still_read) > SILLY_COPY
     assert lost or (number == 0 and read[0] == scenario.still_read), f"{where}: the open file changed"
 
 
 def _same_through_mount(world: FaultWorld, where: str) -> None:
-    """The mount shows what the bucket holds, and nothing else."""
+    """Check that the mount shows what the bucket holds, and nothing else."""
     assert world.local.tree() == shown(world.keys()), where
 
 
 def shown(keys: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The tree that a mount shows of these objects; directories end with a slash."""
+    """Return the tree that a mount shows of these objects; directories end with a slash."""
     tree = {}
     for key, body in keys.items():
         name = key.removesuffix(LINK)

@@ -1,4 +1,4 @@
-"""One bucket, one mount over a store that fails on demand, and what must hold around a fault."""
+"""One bucket, one mount over a store that fails on demand, and checks of what must hold after a fault."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ SILLY_COPY = 16384
 
 
 def stopped() -> float:
-    """The budget of the retries is never spent, however slow the machine is; only for faults that pass."""
+    """A clock that stands still, so that the retry budget never runs out on a slow machine; for faults that pass."""
     return 0.0
 
 
 async def no_sleep(seconds: float) -> None:
-    """Retries follow at once."""
+    """Do not sleep: retries follow at once."""
 
 
 class FaultWorld:
-    """retrying: with the retry layer, as in production; without it each fault reaches the file system."""
+    """retrying: use the retry layer, as in production; without it each fault reaches the file system."""
 
     def __init__(
         self, directory: Path, before: Mapping[str, bytes], *, retrying: bool, mount: Mapping[str, Any]
@@ -55,10 +55,8 @@ class FaultWorld:
         self.build()
 
     def build(self, plan: Plan = no_faults, *, resumed: bool = False) -> None:
-        """Mount, or (resumed) take over from a server that died.
-
-        The clock stands still in between: which calls are made depends on how long others took (a listing, a HEAD).
-        """
+        """Mount, or (resumed) take over from a server that died. Between calls the clock stands still, because the
+        choice of calls depends on how long others took (LIST, HEAD)."""
         self.clock.advance(10.0)
         self.faulty = FaultyStore(MemoryStore(self.bucket), plan)
         store: ObjectStore = self.faulty
@@ -81,11 +79,11 @@ class FaultWorld:
         return counted
 
     def release(self) -> None:
-        """All processes die."""
+        """Let all processes die."""
         kill(self.fs)
 
     def heal(self) -> list[str]:
-        """The store works again, and what was asked for ahead while it did not has its error; the calls so far."""
+        """Let the store work again, wait for the prefetches that began before, and return the store calls so far."""
         self.clock.advance(10.0)
         self.faulty.plan = no_faults
         reader = self.fs.core.reader
@@ -93,16 +91,16 @@ class FaultWorld:
         return list(self.faulty.calls)
 
     def keys(self) -> dict[str, bytes]:
-        """The bucket but for the hidden copies of removed files."""
+        """Return the objects of the bucket without the hidden copies of removed files."""
         found = {raw.decode("utf-8", "surrogateescape"): stored.body for raw, stored in self.bucket.objects.items()}
         return {key: body for key, body in found.items() if not key.startswith(HIDDEN)}
 
     def hidden(self) -> list[bytes]:
-        """The hidden copies."""
+        """Return the keys of the hidden copies of removed files."""
         return [key for key in self.bucket.objects if key.startswith(HIDDEN.encode())]
 
     def streams(self) -> set[str]:
-        """Uploads of files that are open and still written; none is being begun any more."""
+        """Return the ids of uploads of open files that are still written; wait for those being created."""
         found = set()
         for node in self.fs.core.nodes.by_ino.values():
             stream = node.staged.stream if node.staged is not None else None
@@ -111,14 +109,14 @@ class FaultWorld:
         return found
 
     def all_done(self, where: str) -> None:
-        """Nothing is unsent, begun or left behind."""
+        """Check that nothing is unsent, unfinished or left behind."""
         assert not self.fs.uploads.unsent(), f"{where}: something is unsent"
         assert not self.fs.core.db.intents(), f"{where}: what was begun is still in the journal"
         assert not self.bucket.uploads, f"{where}: an unfinished upload stays behind"
         assert not self.hidden(), f"{where}: hidden copies stay"
 
     def check(self) -> None:
-        """Invariants that hold at rest, after a fault too."""
+        """Check the invariants that hold at rest, even after a fault."""
         for node in self.fs.core.nodes.by_ino.values():
             if node.staged is not None:
                 check_staged(node.staged)
@@ -140,7 +138,7 @@ def fault_world(
     retrying: bool = False,
     mount: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[FaultWorld]:
-    """Released at the end, and its directory removed: a sweep makes hundreds."""
+    """Yield a world; release it at the end and remove its directory, as a sweep makes hundreds."""
     world = FaultWorld(directory, before, retrying=retrying, mount=mount)
     try:
         yield world

@@ -1,4 +1,4 @@
-"""The written invariants of nodes, staging and journal, executed (fuse/vfs/tree/nodes.py, fuse/data/staging.py)."""
+"""Checks of the invariants of inodes, staging files and journal (fuse/vfs/tree/nodes.py, fuse/data/staging.py)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from tests.datachecks import check_extents
 
 
 def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
-    """Raise AssertionError where the state at rest (no call under way) breaks an invariant.
-
-    restarted: files may be open of which this server does not know.
-    """
+    """Check the state while no call is in progress. restarted: files may be open of which this server does not know.
+    Errors: AssertionError when an invariant is broken."""
     nodes = fs.core.nodes
     for ino, node in nodes.by_ino.items():
         assert node.ino == ino
@@ -52,7 +50,7 @@ def _check_content(node: Node, *, restarted: bool) -> None:
 
 
 def check_staged(staged: StagedFile) -> None:
-    """One staging file."""
+    """Check one staging file."""
     check_extents(staged.present)
     check_extents(staged.dirty_ranges)
     for start, stop in staged.dirty_ranges:
@@ -66,7 +64,7 @@ def check_staged(staged: StagedFile) -> None:
 def _check_journal(fs: DatastoreFilesystem) -> None:
     core = fs.core
     dirty = {node.staged.name for node in core.nodes.by_ino.values() if node.staged and node.dirty and not node.gone}
-    # What was removed while open has, at a new server, its bytes in another directory.
+    # After a restart of the server, a file that was removed while open has its bytes in another directory.
     used = [node.staged.path for node in core.nodes.by_ino.values() if node.staged]
     staged = {path.name for path in used if path.parent == core.staging_dir}
     left = set(fs.uploads.orphans.files)

@@ -1,4 +1,4 @@
-"""The state machine: two mounts and another client on one bucket; after each step the world is what the model says."""
+"""The state machine: two mounts and another client on one bucket; after each step all must be as the model says."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ indices = st.integers(0, 40)
 names = st.sampled_from(NAMES)
 bodies = st.builds(lambda byte, size: bytes([byte]) * size, st.integers(97, 102), st.sampled_from(SIZES))
 surprises = st.none() | bodies
-"""What another client puts there between a look of this mount and what it does."""
+"""The content that another client puts to a path between this mount's lookup and its change, or None."""
 keys = st.lists(st.sampled_from(SEGMENTS), min_size=1, max_size=3).map("/".join)
 
 
 class FilesystemMachine(Steps):
-    """Paths are chosen by index into what exists, modulo its number, so that shrinking keeps them meaningful."""
+    """Paths are chosen by an index into the existing ones, modulo their number, so that shrinking keeps it valid."""
 
     @initialize(
         ttl_s=st.sampled_from([0.0, 1.0]),
@@ -64,11 +64,11 @@ class FilesystemMachine(Steps):
     ) -> None:
         self.refuses, self.behind, self.gives_up = refuses, behind, gives_up
         if refuses:
-            part_size = multipart.PART_SIZE  # equal bytes are one version then, as the model has it
+            part_size = multipart.PART_SIZE  # so that equal bytes have one etag, as in the model
         self.whole = part_size == multipart.PART_SIZE
         self.patches = pytest.MonkeyPatch()
         for name in ("PART_SIZE", "SINGLE_MAX"):
-            self.patches.setattr(multipart, name, part_size)  # so small that files are sent while they are written
+            self.patches.setattr(multipart, name, part_size)  # small parts are sent while files are written
         self.directory = Path(tempfile.mkdtemp(prefix="ds-model-"))
         self.clock = ManualClock()
         self.bucket = MemoryBucket(clock=self.clock.time_ns, min_part_bytes=1)
@@ -208,10 +208,10 @@ class FilesystemMachine(Steps):
     ) -> None:
         here, shown = self._turn_of(side)
         path = self._existing(shown, parent, None) if name is None else self._below(shown, parent, name)
-        if not (self.behind and path not in shown):  # where the upload finds out (S-48)
+        if not (self.behind and path not in shown):  # with write-back only the upload finds out (S-48)
             shown = self._surprise(here, path, surprise)
         if self.behind:
-            flags &= ~os.O_EXCL  # which asks the store at the upload only (S-48)
+            flags &= ~os.O_EXCL  # with write-back the store is asked only at the upload (S-48)
         handle = self._open(here, shown, path, os.O_RDWR | os.O_CREAT | flags)
         if handle is not None:
             self._write(here, handle, 0, body)
@@ -233,7 +233,7 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides, handle=indices, offset=st.sampled_from(OFFSETS) | st.none(), body=bodies)
     def write(self, side: int, handle: int, offset: int | None, body: bytes) -> None:
-        """offset None: at the end."""
+        """offset None: write at the end."""
         here = self._turn_of(side)[0]
         open_file = self._pick(here, handle)
         if open_file is not None and open_file.writable and not open_file.inode.dead:
@@ -270,7 +270,7 @@ class FilesystemMachine(Steps):
         self.world.change_unsent(inode, resized(inode.body, size))
         writers = [handle for handle in here.handles_of(inode) if handle.writable]
         if writers and not writers[0].known:
-            # It is sent at the close of a writer, of which this server may know fewer: send it now.
+            # The change is sent when a writer closes, but a restarted server may not know the writers: send it now.
             self._expect(writers[0].file.fsync, set())
         if not writers or not writers[0].known:
             self.world.send(inode)
@@ -335,7 +335,7 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides)
     def remount(self, side: int) -> None:
-        """Everything is closed, the mount ends in order and begins again."""
+        """Close everything, unmount in order and mount again."""
         here = self._turn_of(side)[0]
         self._close_all(here)
         here.mount.stop()
@@ -343,7 +343,7 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides)
     def crash(self, side: int) -> None:
-        """All processes die; the next mount sends what was unsent (S-20)."""
+        """Let all processes die; the next mount sends what was unsent (S-20)."""
         here = self._turn_of(side)[0]
         for handle in list(here.handles):
             self._mend(here, handle)
@@ -358,14 +358,14 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides)
     def restart(self, side: int) -> None:
-        """The server dies and another takes over the mount: open files go on by their inode (S-41)."""
+        """Let the server die and another take over the mount: open files go on by their inode number (S-41)."""
         here = self._turn_of(side)[0]
         for handle in list(here.handles):
             self._mend(here, handle)
         here.mount.crash()
         here.mount.build(resumed=True)
         for inode in here.inodes.values():
-            # What another client took away, or nobody else has any more, died with the server.
+            # A file without a name, or whose version another client replaced or removed, is lost with the server.
             taken = inode.unsent is None and not inode.stands(self.world.objects)
             inode.dead = inode.dead or inode.path is None or taken
             inode.restarted = inode.pinned = True
@@ -373,7 +373,7 @@ class FilesystemMachine(Steps):
         here.mount.take_over([handle.file for handle in here.handles])
         for handle in here.handles:
             handle.known = False
-            # The new server does not know how many have a file open, so that any close may send it: send all now.
+            # The new server does not know how many handles a file has, so that any close may send it: send all now.
             if not handle.inode.dead and handle.inode.unsent is not None:
                 self._expect(handle.file.fsync, set())
                 self.world.send(handle.inode)
@@ -385,12 +385,12 @@ class FilesystemMachine(Steps):
 
     @rule(side=sides)
     def sync(self, side: int) -> None:
-        """S-48 After it everything that is closed is in the store."""
+        """S-48 After sync every closed file is in the store."""
         self._send_behind(self._turn_of(side)[0])
 
     @rule(side=sides, index=indices)
     def discard(self, side: int, index: int) -> None:
-        """A person does not want what lost a conflict."""
+        """Let a user discard a file that lost a conflict."""
         here = self._turn_of(side)[0]
         if here.kept:
             key = here.kept[index % len(here.kept)][0]

@@ -28,10 +28,8 @@ _DEFAULTS = Defaults(os.getuid(), os.getgid()).of(stat.S_IFREG, 0)
 
 
 class PagedStore(HookedStore):
-    """A server whose listing pages are small, so that a few entries make a large directory. A page takes 1 ms.
-
-    While it works, others run.
-    """
+    """A server whose listing pages are small, so that a few entries make a large directory. A page takes 1 ms of the
+    clock. During each call other tasks run."""
 
     def __init__(self, bucket: MemoryBucket, page_keys: int, clock: ManualClock) -> None:
         super().__init__(MemoryStore(bucket))
@@ -90,7 +88,7 @@ class Mount:
         self.local = LocalFs(self.fs)
 
     def take_over(self, files: list[File]) -> None:
-        """Files that were opened at an earlier server go on with this one."""
+        """Let files that were opened at an earlier server go on with this one."""
         for file in files:
             file.__init__(self.fs, file.ino, file._fh)  # type: ignore[misc]
 
@@ -100,11 +98,11 @@ class Mount:
         kill(self.fs)
 
     def crash(self) -> None:
-        """All processes die: nothing is sent, nothing removed."""
+        """Let all processes die: nothing is sent, nothing removed."""
         kill(self.fs)
 
     def forget(self, opened: Collection[int] = ()) -> None:
-        """The kernel drops what it may: inodes that nobody has open (`opened`), and above which nothing is."""
+        """Let the kernel forget inodes that are neither open (`opened`: at an earlier server) nor above an open one."""
         self.fs.loop.call(lambda: self._forget(opened))
 
     def _forget(self, opened: Collection[int]) -> None:
@@ -121,7 +119,7 @@ class Mount:
 
 
 def objects_of(bucket: MemoryBucket) -> dict[str, Object]:
-    """The bucket in the model's words."""
+    """Return the bucket's objects as the model's Object."""
     found = {}
     for raw, stored in bucket.objects.items():
         kind = stat.S_IFDIR if raw.endswith(b"/") else stat.S_IFREG

@@ -1,7 +1,7 @@
-"""What a mount must show, recomputed from the bucket's objects and what one mount has not sent yet.
+"""What a mount must show, computed from the bucket's objects and from what the mount has not sent yet.
 
-Nothing here is changed step by step with the file system: the tree is worked out anew from keys each time, by the rules
-of docs/SEMANTICS.md (S-03, S-06, S-34 to S-37) and by nothing else. Paths are names joined by '/', b"" is the root.
+Nothing here is updated step by step with the file system: the tree is computed anew from keys each time, by the rules
+of docs/SEMANTICS.md (S-03, S-06, S-34 to S-37) alone. Paths are names joined by '/'; b"" is the root.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HIDDEN = ".datastore.unlinked/"
 
 @dataclass(frozen=True, eq=False)
 class Object:
-    """One object of the bucket. mode None: without metadata; mtime_ns None: not looked at."""
+    """One object of the bucket. mode None: it has no metadata. mtime_ns None: the time is not compared."""
 
     body: bytes
     mode: int | None = None
@@ -26,15 +26,15 @@ class Object:
     xattrs: Mapping[bytes, bytes] = field(default_factory=dict)
 
     def but(self, **changes: object) -> Object:
-        """A copy with changes."""
+        """Return a copy with changes."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
 class Inode:
-    """A file that a mount has open or that it has not sent.
+    """A file that a mount has open or has not sent.
 
-    seen: the version that it stands on, None when it is new; unsent: its content where the bucket lacks it; path None:
+    seen: the version that it is based on, None when it is new. unsent: its content, if the bucket lacks it. path None:
     the name was removed, and unsent is what its handles still show.
     """
 
@@ -43,39 +43,39 @@ class Inode:
     seen: Object | None
     unsent: Object | None = None
     dead: bool = False
-    """Another client took its version away and its name went elsewhere since: it is only closed."""
+    """Its content is lost, as when another client replaced its version and the name moved on: it is only closed."""
 
     restarted: bool = False
-    """It was opened at a server that died: the new one goes by the name alone."""
+    """It was opened at a server that died; the new server finds it by its name alone."""
 
     anew: bool = False
-    """Its content was made from nothing (O_TRUNC, truncate): whatever is there is replaced (S-32)."""
+    """Its content was written from scratch (O_TRUNC, truncate): it replaces whatever is in the bucket (S-32)."""
 
     pinned: bool = False
-    """Bytes of it were read, or somebody may write: until then it may go on as another version (S-147)."""
+    """Bytes of it were read, or a handle may write; until then it may become another version (S-147)."""
 
     def stands(self, objects: Mapping[str, Object]) -> bool:
-        """Whether the version that it stands on is still what the bucket has."""
+        """Whether the bucket still has the version that the file is based on."""
         present = objects.get(self.key)
         return self.seen is None or (present is not None and present.body == self.seen.body)
 
     @property
     def body(self) -> bytes:
-        """What its handles show."""
+        """The content that its handles show."""
         shown = self.unsent or self.seen
         return shown.body if shown is not None else b""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a path must show. key: of a directory the prefix of what is in it."""
+    """What a path must show. key: for a directory, the prefix of its entries."""
 
     kind: int
     key: str
     object: Object | None
     inode: Inode | None = None
     suffixed: bool = False
-    """The key's ending makes it a link."""
+    """The key's suffix (LINK) makes it a symbolic link."""
 
     @property
     def permissions(self) -> int:
@@ -86,12 +86,12 @@ class Shown:
 
     @property
     def body(self) -> bytes:
-        """Content, or the target of a link."""
+        """The content of a file, or the target of a link."""
         return b"" if self.object is None or self.kind == stat.S_IFDIR else self.object.body
 
 
 def escape(name: bytes, *, directory: bool = False) -> str:
-    """The key segment of a name that is created (S-34, S-37)."""
+    """Return the key segment for a name that is created (S-34, S-37)."""
     for segment, shown in RESERVED.items():
         if name == shown:
             return segment
@@ -108,7 +108,7 @@ def escape(name: bytes, *, directory: bool = False) -> str:
 
 
 def show(segment: str, *, directory: bool = False) -> bytes:
-    """The name that shows a key segment (S-34, S-36)."""
+    """Return the name as which a key segment is shown (S-34, S-36)."""
     if segment in RESERVED:
         return RESERVED[segment]
     raw = segment.encode("utf-8", "surrogateescape")
@@ -121,12 +121,12 @@ def show(segment: str, *, directory: bool = False) -> bytes:
 
 
 def creatable(name: bytes) -> bool:
-    """Whether such a name may be made (S-36, S-37)."""
+    """Whether a name may be created (S-36, S-37)."""
     return name not in RESERVED.values() and not name.endswith(BESIDE)
 
 
 def tree(objects: Mapping[str, Object], inodes: Iterable[Inode] = ()) -> dict[bytes, Shown]:
-    """All paths of a mount; the root is b""."""
+    """Return all paths of a mount; the root is b""."""
     unsent = {inode.key: inode for inode in inodes if inode.unsent is not None and inode.path is not None}
     keys = sorted({*objects, *unsent}, key=lambda key: key.encode("utf-8", "surrogateescape"))
     return dict(_Tree(objects, unsent).level(b"", "", keys))
@@ -138,7 +138,7 @@ class _Tree:
         self._unsent = unsent
 
     def level(self, path: bytes, prefix: str, keys: list[str]) -> Iterator[tuple[bytes, Shown]]:
-        """A directory with all below. What is unsent keeps its name, then directories, files and links claim theirs."""
+        """Yield a directory and all below it. Unsent files get their names first, then directories, files and links."""
         yield path, Shown(stat.S_IFDIR, prefix, self._objects.get(prefix) if prefix else None)
         files = [key for key in keys if key != prefix and "/" not in key[len(prefix) :]]
         names = {_name(self._unsent[key]): self._unsent_file(key) for key in files if key in self._unsent}
@@ -208,7 +208,7 @@ def _join(path: bytes, name: bytes) -> bytes:
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
-    """Parent and name."""
+    """Return the parent and the name of a path."""
     parent, _, name = path.rpartition(b"/")
     return parent, name
 

@@ -1,4 +1,4 @@
-"""What the rules of the state machine are made of: taking a turn, looking at everything, opening, writing, closing."""
+"""The building blocks of the state machine's rules: taking a turn, checking everything, opening, writing, closing."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Steps(RuleBasedStateMachine):
     world: World
     acted: Side | None
     refuses: bool
-    """`conflict: fail`."""
+    """The mounts have `conflict: fail`."""
     behind: bool
-    """`writeBack`."""
+    """The mounts have `writeBack`."""
     gives_up: bool
-    """Who is told of another client's version (ESTALE) closes the file; else it writes it anew."""
+    """After ESTALE because of another client's version a writer closes the file; else it writes the file anew."""
     whole: bool
-    """Files go in one piece, at their close."""
+    """Files are uploaded in one piece, when they are closed."""
 
     def _look(self, side: Side) -> None:
-        """Every directory lists, and every name shows, what the model says."""
+        """Check that every directory lists, and every name shows, what the model says."""
         shown = self.world.tree(side)
         local = side.mount.local
         for path, entry in sorted(shown.items()):
@@ -80,7 +80,7 @@ class Steps(RuleBasedStateMachine):
     # -- parts of the rules
 
     def _turn(self, side: Side) -> None:
-        """Another client's changes of longer ago than the time to live are seen (S-28)."""
+        """Let a mount act: advance the clock until it must see all changes of other clients (time to live, S-28)."""
         self.clock.advance(0.002)
         due = side.foreign_at + self.ttl_s
         if self.clock.monotonic() < due:
@@ -109,15 +109,13 @@ class Steps(RuleBasedStateMachine):
                 side.foreign_at = self.clock.monotonic()
 
     def _beside_directory(self, side: Side) -> bool:
-        """Whether somebody made a directory of an open file's name: it is shown (S-37) when that is listed again."""
+        """Whether a directory with the name of an open file was made: it is shown (S-37) at the next listing."""
         files = tuple(f"{inode.key}/" for inode in side.inodes.values() if inode.path is not None)
         return any(key.startswith(files) for key in self.world.objects)
 
     def _surprise(self, side: Side, path: bytes, body: bytes | None) -> dict[bytes, Shown]:
-        """S-161 Another client replaces what this mount has just looked at; what it must show now. body None: nothing.
-
-        What somebody has open here is left to the other rules.
-        """
+        """S-161 Let another client replace what this mount has just looked up; return what the mount must show now.
+        body None: nothing is replaced. Files that are open here are left to the other rules."""
         shown = self.world.tree(side)
         if (
             body is None
@@ -133,7 +131,7 @@ class Steps(RuleBasedStateMachine):
         opened = any(inode.key == key for inode in side.inodes.values() if inode.path is not None)
         if opened or (entry is not None and entry.kind != REGULAR):
             return shown
-        # What this mount made itself a moment ago it does not ask for: then the upload finds out (S-162).
+        # Within its time to live the mount trusts what it made itself, and only its upload would find out (S-162).
         self.clock.advance(self.ttl_s + 0.001)
         side.mount.local.listdir(path.rpartition(b"/")[0])
         assert side.mount.local.exists(path) == (entry is not None)
@@ -141,7 +139,7 @@ class Steps(RuleBasedStateMachine):
         return self.world.tree(side)
 
     def _foreign(self, key: str, body: bytes | None) -> None:
-        """Another client writes an object, or deletes it (body None)."""
+        """Let another client write an object, or delete it (body None)."""
         store = MemoryStore(self.bucket)
         if body is None:
             now(store.delete(key))
@@ -154,7 +152,7 @@ class Steps(RuleBasedStateMachine):
     def _make(
         self, side: int, parent: int, name: bytes, call: Callable[[LocalFs, bytes], object], made: Object
     ) -> None:
-        """A new name, of a file that is no regular one."""
+        """Create a directory, a link or a special file."""
         here, shown = self._turn_of(side)
         path = self._below(shown, parent, name)
         if self._expect(lambda: call(here.mount.local, path), self.world.refuses_new(shown, path)):
@@ -177,13 +175,13 @@ class Steps(RuleBasedStateMachine):
         return side.handles[index % len(side.handles)] if side.handles else None
 
     def _expect(self, call: Callable[[], object], allowed: set[int], may: set[int] = frozenset()) -> bool:  # type: ignore[assignment]
-        """Whether the call succeeded; it must fail with one of `allowed` if there are any, and may fail with `may`."""
+        """Make a call; return whether it succeeded. It must fail with one of `allowed`, if any, and may with `may`."""
         number = outcome(call)
         assert number in (allowed or {0} | may), f"{named(number)}, expected {named(allowed or {0} | may)}"
         return number == 0
 
     def _may_be_stale(self, inode: Inode) -> set[int]:
-        """ESTALE where another client took the file's version, or another file here took its name back."""
+        """Return {ESTALE} if another client replaced the file's version, or another file here has its name."""
         if inode.path is None:
             return set()
         here = next(side for side in self.sides if inode in side.inodes.values())
@@ -191,16 +189,16 @@ class Steps(RuleBasedStateMachine):
         return {errno.ESTALE} if rival or not self._stands(inode) else set()
 
     def _stands(self, inode: Inode) -> bool:
-        """Whether an upload would replace what the file was made from, and nothing that another client closed since."""
+        """Whether an upload would replace the version that the file is based on, and no later one of another client."""
         present = self.world.objects.get(inode.key)
         if inode.anew and not self.refuses:
             return True
         if inode.seen is None or present is None or present is inode.seen:
             return present is inode.seen
-        return self.whole and present.body == inode.seen.body  # in parts equal bytes may be two versions
+        return self.whole and present.body == inode.seen.body  # uploaded in parts, equal bytes may have two etags
 
     def _gave_way(self, inode: Inode) -> bool:
-        """S-162 A new file to which nothing was written leaves the name to who closed it first."""
+        """S-162 Whether a new file without content left its name to another client that closed its file first."""
         present = self.world.objects.get(inode.key)
         if self.refuses or inode.anew or inode.seen is not None or inode.body or present is None:
             return False
@@ -250,7 +248,7 @@ class Steps(RuleBasedStateMachine):
         return Inode(key, path, made)
 
     def _check_same(self, inode: Inode, entry: Shown) -> None:
-        """The name led to a file that is open already: it is that file, or what it grew to (S-31)."""
+        """Check that a name that leads to an open file shows that file, or what it grew to (S-31)."""
         assert inode.path is not None, "the name leads to a file that was removed"
         if inode.dead:
             inode.dead, inode.key, inode.seen = False, entry.key, self.world.objects[entry.key]
@@ -262,13 +260,13 @@ class Steps(RuleBasedStateMachine):
 
     def _write(self, side: Side, handle: Handle, offset: int | None, body: bytes) -> None:
         inode = handle.inode
-        size = handle.file.stat().size  # and what another client did to the name is seen
+        size = handle.file.stat().size  # also lets the mount see what another client did to the name
         at = size if offset is None else offset
         if self._expect(lambda: handle.file.write(body, at), set(), self._may_be_stale(inode)) and body:
             self._wrote(handle, lambda old: patched(old, at, body))
 
     def _wrote(self, handle: Handle, change: Callable[[bytes], bytes]) -> None:
-        """The content changed; where another client took its version away the file says which it stands on."""
+        """Note a change of content. If another client replaced the version, the file tells which one it is based on."""
         inode = handle.inode
         if inode.path is None:
             inode.unsent = Object(change(inode.body))
@@ -284,7 +282,7 @@ class Steps(RuleBasedStateMachine):
         side = next(side for side in self.sides if handle in side.handles)
         self.world.change_unsent(inode, change(inode.body))
         if inode.restarted and inode.stands(self.world.objects):
-            # The new server does not know who else has it open, so that any close may send it: send it now.
+            # The new server does not know the file's other handles, so that any close may send it: send it now.
             self._expect(handle.file.fsync, set())
             self.world.send(inode)
             self._changed(side)
@@ -325,7 +323,7 @@ class Steps(RuleBasedStateMachine):
         self.world.tidy(side)
 
     def _waits(self, side: Side, inode: Inode, closed: Handle) -> bool:
-        """S-48 Whether the close left the upload to the background; what is sent while it is written may be sent on."""
+        """S-48 Whether close left the upload to the background; one that began while the file was open may end now."""
         if not self.behind or inode.unsent is None or inode.path is None:
             return False
         waits = any(row["path"] == os.fsdecode(inode.path) for row in side.mount.fs.uploads.unsent())
@@ -333,7 +331,7 @@ class Steps(RuleBasedStateMachine):
         return waits
 
     def _send_behind(self, side: Side) -> None:
-        """S-48 What was closed and waits is sent; what somebody writes to waits for that close."""
+        """S-48 Send the closed files that wait; a file that is open for writing waits for its close."""
         if not self.behind:
             return
         fs = side.mount.fs
@@ -350,7 +348,7 @@ class Steps(RuleBasedStateMachine):
             self._send_behind(side)
 
     def _mend(self, side: Side, handle: Handle) -> None:
-        """A file whose unchanged bytes are gone (S-33) says ESTALE and stays listed; whole new content is accepted."""
+        """A file whose unchanged bytes are gone (S-33) fails with ESTALE and stays listed; then write it anew."""
         inode = handle.inode
         if inode.dead or inode.path is None or inode.unsent is None or self._stands(inode):
             return
@@ -373,14 +371,14 @@ class Steps(RuleBasedStateMachine):
         self._changed(side)
 
     def _check_sent(self, inode: Inode) -> None:
-        """An upload over what another client did since is right where that removed the file, or wrote the same."""
+        """Check that an upload over another client's change was right: that removed the file, or wrote the same."""
         present = self.world.objects.get(inode.key)
         assert present is not None or not self.refuses, "what another client removed was replaced"
         same = present is None or inode.body == present.body or (inode.seen and inode.seen.body == present.body)
         assert same, "another client's version was replaced"
 
     def _lose(self, side: Side, handle: Handle) -> None:
-        """S-47 The second writer is told, and its bytes are kept; the name shows the first one's once it is closed."""
+        """S-47 The second writer gets ESTALE, its bytes are kept; after its close the name shows the first writer's."""
         inode = handle.inode
         number = outcome(handle.file.fsync)
         if number == 0:
@@ -398,12 +396,12 @@ class Steps(RuleBasedStateMachine):
         self.world.tidy(side)
 
     def _check_kept(self, side: Side) -> None:
-        """What lost a conflict is on the disk, and listed, until it is discarded."""
+        """Check that what lost a conflict is on the disk, and listed, until it is discarded."""
         rows = [row for row in side.mount.fs.uploads.unsent() if row["stuck"]]
         kept = [(row["path"], (side.mount.fs.core.staging_dir / str(row["staging"])).read_bytes()) for row in rows]
         assert sorted(key for key, _ in side.kept) == sorted(str(path) for path, _ in kept), f"{kept}"
         for path, body in kept:
-            # What was not written of a file that was changed in part is a hole, and the version below is gone.
+            # A file that was changed in part has holes where it was not written, as the version below is gone.
             like = [expected for key, expected in side.kept if key == path and _written_of(body, expected)]
             assert like, f"{path} is kept as {body[:20]!r} ({len(body)})"
 
@@ -460,7 +458,7 @@ def _same(found: bytes, expected: bytes, where: str) -> None:
 
 
 def _same_entries(found: dict[bytes, int], expected: dict[bytes, int], where: str, *, exact: bool) -> None:
-    """exact False: what only the metadata tells (a FIFO, a link as s3fs writes it) a plain listing shows as a file."""
+    """exact False: a plain listing shows as a file what only metadata tells (a FIFO, a link as s3fs writes it)."""
     if not exact:
         found = {
             name: expected[name] if kind == REGULAR and expected.get(name) in (LINK, stat.S_IFIFO) else kind
@@ -470,5 +468,5 @@ def _same_entries(found: dict[bytes, int], expected: dict[bytes, int], where: st
 
 
 def _may_follow(inode: Inode, body: bytes, *, pinned: bool) -> bool:
-    """What grew is followed (S-31), and while nobody has read anything also what has the same size (S-147)."""
+    """Whether an open file may become `body`: it grew (S-31), or it has the same size and was never read (S-147)."""
     return body.startswith(inode.body) or (not pinned and len(body) == len(inode.body))

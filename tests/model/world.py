@@ -1,4 +1,4 @@
-"""What each operation does to the bucket and to the open files of a mount: docs/SEMANTICS.md in terms of keys."""
+"""The effect of each operation on the bucket and on a mount's open files: docs/SEMANTICS.md in terms of keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Handle:
     inode: Inode
     writable: bool
     known: bool = True
-    """Opened at the server that runs."""
+    """It was opened at the server that runs now."""
 
 
 @dataclass(eq=False)
@@ -34,15 +34,15 @@ class Side:
     inodes: dict[int, Inode] = field(default_factory=dict)
     handles: list[Handle] = field(default_factory=list)
     foreign_at: float = -1e9
-    """When another client last changed the bucket."""
+    """When another client last changed the bucket, on the mount's monotonic clock."""
     kept: list[tuple[str, bytes]] = field(default_factory=list)
-    """Key and content of what lost a conflict here, until a person discards it (S-47)."""
+    """Key and content of each file that lost a conflict here, until a user discards it (S-47)."""
 
     def handles_of(self, inode: Inode) -> list[Handle]:
         return [handle for handle in self.handles if handle.inode is inode]
 
     def inode_at(self, key: str, objects: dict[str, Object]) -> Inode | None:
-        """The open file that a name shows now."""
+        """Return the open or unsent file that the name of a key shows now."""
         at = [inode for inode in self.inodes.values() if inode.path is not None and inode.key == key]
         return next((i for i in at if i.unsent is not None), next((i for i in at if i.stands(objects)), None))
 
@@ -60,7 +60,7 @@ class World:
     # -- what must be refused
 
     def refusal(self, shown: dict[bytes, Shown], path: bytes) -> int:
-        """errno of walking to the parent of a path, or 0."""
+        """Return the errno of walking to the parent of a path, or 0."""
         parent = split(path)[0]
         parts = parent.split(b"/") if parent else []
         for depth in range(1, len(parts) + 1):
@@ -105,7 +105,7 @@ class World:
         return {errno.ENOTEMPTY} if children(shown, new) or self.holds_bytes(target.key) else set()
 
     def holds_bytes(self, key: str) -> bool:
-        """Whether another client put bytes into the marker of a directory: then it is not empty (S-04)."""
+        """Whether another client put bytes into the marker of a directory, which then is not empty (S-04)."""
         return key in self.objects and bool(self.objects[key].body)
 
     # -- what changes
@@ -115,13 +115,13 @@ class World:
         return shown[parent].key + escape(name, directory=directory) + ("/" if directory else "")
 
     def keep_directory(self, shown: dict[bytes, Shown], path: bytes) -> None:
-        """S-02: the marker of a directory that loses an entry."""
+        """S-02: create the marker of a directory that loses an entry."""
         entry = shown[path]
         if path:
             self.objects.setdefault(entry.key, Object(b"", DIRECTORY | entry.permissions))
 
     def detach(self, side: Side, key: str) -> None:
-        """The name of a key goes: who has the file open keeps what it shows (S-23)."""
+        """Take the name of a key away: handles of the file keep its content (S-23)."""
         for inode in side.inodes.values():
             if inode.path is None or inode.key != key:
                 continue
@@ -132,13 +132,13 @@ class World:
         self.tidy(side)
 
     def tidy(self, side: Side) -> None:
-        """Files that nobody has open and that are sent are no local state."""
+        """Drop the files that are neither open nor unsent."""
         for ino, inode in list(side.inodes.items()):
             if not side.handles_of(inode) and (inode.unsent is None or inode.path is None or inode.dead):
                 del side.inodes[ino]
 
     def send(self, inode: Inode) -> None:
-        """The bucket has what the file has."""
+        """Put what the file has into the bucket."""
         if inode.unsent is None or inode.path is None:
             return
         sent = inode.unsent
@@ -148,12 +148,12 @@ class World:
         inode.unsent = None
 
     def with_attributes(self, key: str, sent: Object) -> Object:
-        """Two clients changed a file at once: whose attributes it got is open, the bucket tells."""
+        """After a change by two clients it is open whose attributes a file got: return `sent` with the bucket's."""
         found = objects_of(self.sides[0].mount.bucket).get(key)
         return sent if found is None else sent.but(mode=found.mode, xattrs=found.xattrs, mtime_ns=None)
 
     def change_unsent(self, inode: Inode, body: bytes) -> None:
-        """The file shows other bytes that the bucket lacks."""
+        """Give the file new content, which the bucket lacks."""
         if inode.unsent is None:
             present = self.objects.get(inode.key)
             if present is not None and inode.seen is not None and present.body == inode.seen.body:
@@ -193,7 +193,7 @@ class World:
         old_key, new_key = shown[old].key, self.new_key(shown, new, directory=True)
         self.keep_directory(shown, split(old)[0])
         self.keep_directory(shown, old)
-        if new in shown and shown[new].key != new_key:  # a key of another tool that we would spell another way
+        if new in shown and shown[new].key != new_key:  # another tool's key, which we would spell in another way
             self.objects.pop(shown[new].key, None)
         for key in [key for key in self.objects if key.startswith(old_key)]:
             self.objects[new_key + key[len(old_key) :]] = self.objects.pop(key)
@@ -208,7 +208,7 @@ class World:
     # -- the bucket
 
     def check_bucket(self) -> None:
-        """The bucket holds what is expected, and nothing else."""
+        """Check that the bucket holds what is expected, and nothing else."""
         bucket = self.sides[0].mount.bucket
         real = {key: found for key, found in objects_of(bucket).items() if not key.startswith(HIDDEN)}
         assert sorted(real) == sorted(self.objects), f"keys {sorted(real)}, expected {sorted(self.objects)}"
@@ -219,7 +219,7 @@ class World:
             assert found.xattrs == dict(expected.xattrs), f"xattrs of {key!r}"
             if expected.mtime_ns is not None:
                 assert found.mtime_ns == expected.mtime_ns, f"mtime of {key!r}"
-        # Of a file still being written, or of a dead server: what a journal knows is completed or dropped (S-46).
+        # A file still being written or a dead server may have an upload: if a journal has it, it is ended later (S-46).
         begun = {upload.key for upload in list(bucket.uploads.values())}
         strange = begun - {upload.key for side in self.sides for upload in side.mount.fs.core.db.uploads()}
         assert not strange, f"unfinished uploads that no journal knows: {strange}"
@@ -230,7 +230,7 @@ def _brief(body: bytes) -> str:
 
 
 def outcome(call: Callable[[], object]) -> int:
-    """errno of a call, 0 when it succeeded."""
+    """Return the errno of a call, or 0 when it succeeds."""
     try:
         call()
     except OSError as error:
@@ -239,16 +239,16 @@ def outcome(call: Callable[[], object]) -> int:
 
 
 def named(numbers: set[int] | int) -> str:
-    """For messages."""
+    """Return the names of errnos, for messages."""
     several = numbers if isinstance(numbers, set) else {numbers}
     return " or ".join(errno.errorcode.get(n, "success") for n in sorted(several)) or "success"
 
 
 def patched(body: bytes, offset: int, piece: bytes) -> bytes:
-    """A file's bytes after a write."""
+    """Return a file's bytes after a write."""
     return body[:offset].ljust(offset, b"\0") + piece + body[offset + len(piece) :]
 
 
 def resized(body: bytes, size: int) -> bytes:
-    """A file's bytes after a truncate."""
+    """Return a file's bytes after a truncate."""
     return body[:size].ljust(size, b"\0")

@@ -1,9 +1,9 @@
 """`python -m tests.soak [--seconds 1200] [--no-kills] [--out bench/results/soak]`:
-hours of mixed work in minutes, while things die.
+hours of mixed work in minutes, while servers are killed.
 
-A load with checksums runs on a real mount of versitygw; the mount's server is killed and the store goes away at random.
-No operation may fail, no byte may be wrong or lost, and memory, descriptors, threads and disk must not grow. Prints a
-table; exit code 1 when anything was wrong.
+A load that checks its data runs on a real mount of versitygw; the mount's server is killed and the store goes away at
+random. No operation may fail, no byte may be wrong or lost, and memory, descriptors, threads and disk must not grow.
+Prints a table; exit code 1 when anything was wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORKERS = 5
 CACHE_MIB = 256
 WARM_UP_SHARE, WARM_UP_MOST_S = 0.15, 60.0
 CALM_S = 150.0
-"""Longest wait for the running operations to end, and then for everything to be sent: an outage and its retries."""
+"""Longest wait for running operations to end, and then for all to be sent; it covers an outage and its retries."""
 SAMPLES = 240
 STUCK_S = 180.0
 SHORT_S = 300.0
@@ -61,7 +61,7 @@ class Soak:
         self.outcome = Outcome(seconds, about, self.log)
 
     def run(self) -> Outcome:
-        """All of it."""
+        """Run the whole soak and return its outcome."""
         for worker in self._workers:
             worker.start()
         try:
@@ -77,7 +77,7 @@ class Soak:
         return self.outcome
 
     def _work(self, seconds: float) -> None:
-        """Let the load run; ends early when nothing moves any more."""
+        """Let the load run; end early when no operation ends for STUCK_S."""
         self._set_going(True)
         end = time.monotonic() + seconds
         moved_at, count = time.monotonic(), self.log.operations
@@ -90,7 +90,7 @@ class Soak:
                 return
 
     def _disturbed(self) -> None:
-        left_s = self._seconds - self._warm_up_s  # however long the rest took
+        left_s = self._seconds - self._warm_up_s  # the time at rest does not count
         pace = SHORT if self._seconds < SHORT_S else Pace()
         disturber = Disturber(self._storage, self._mount.pids[0], self._began, pace, kills=self._kills)
         sampler = Sampler(self._look, max(0.5, left_s / SAMPLES))
@@ -106,7 +106,7 @@ class Soak:
                 self.outcome.wrong.append(disturber.failure)
 
     def _rest(self) -> None:
-        """Stop the load, wait until all is sent, and look."""
+        """Stop the load, wait until everything is sent, and take a sample."""
         self._set_going(False)
         end = time.monotonic() + CALM_S
         while not all(worker.idle.is_set() for worker in self._workers) and time.monotonic() < end:
@@ -118,7 +118,7 @@ class Soak:
             time.sleep(0.5)
             with contextlib.suppress(Exception):
                 unsent = len(self._mount.told()["dirty"])
-                pending = self._pending()  # a new server ends those of a killed one
+                pending = self._pending()  # a new server ends the uploads of a killed one
             sample = self._look_once()
         if sample is None:
             self.outcome.wrong.append("no server lives at rest")
@@ -183,7 +183,7 @@ class Soak:
 
 @contextlib.contextmanager
 def environment() -> Iterator[Path]:
-    """A home of its own; what the person has set decides nothing."""
+    """Yield a home of its own; remove the user's variables that could have an effect."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "DATASTORE_")) or name.lower().endswith("_proxy"):
             del os.environ[name]
@@ -197,7 +197,6 @@ def environment() -> Iterator[Path]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Soak; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Hours of mixed work while things die.")
     parser.add_argument("--seconds", type=float, default=1200.0, help="default: 1200")
     parser.add_argument("--out", type=Path, help="where the table and the chart go, without .md and .png")
@@ -208,7 +207,7 @@ def main(words: Sequence[str]) -> int:
         with breakable(str(home / "s3")) as storage:
             make_bucket(storage.server, BUCKET)
             cache = {"size": f"{CACHE_MIB}Mi"}
-            # What a server keeps in memory is full after a minute then, and what still grows is a leak.
+            # With little memory a server's caches are full after a minute, and what still grows is a leak.
             memory = ("--memory", LITTLE_MEMORY) if options.no_kills else ()
             with mounted(storage.server, BUCKET, home, folder=home / "m", options=memory, cache=cache) as mount:
                 outcome = Soak(storage, mount, options.seconds, kills=not options.no_kills).run()
@@ -224,13 +223,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def _keep_log(home: Path) -> None:
-    """The end of the server's log says why."""
+    """Print the end of the server's log, which says why."""
     for file in home.glob("m/state/kube-datastore/mounts/*/mount.log"):
         sys.stdout.write(f"-- the end of {file.name}\n{file.read_text(errors='replace')[-6000:]}\n")
 
 
 def stop_once(_signal: int, _frame: FrameType | None) -> None:
-    """Clean up and end. A second Ctrl-C must not break the clean-up off: each of its steps is bounded."""
+    """Clean up and end; ignore further signals, as each step of the clean-up is bounded in time."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

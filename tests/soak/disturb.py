@@ -1,4 +1,4 @@
-"""What goes wrong during a soak: the server of the mount is killed, the store goes away or stops answering."""
+"""The disturbances of a soak: the mount's server is killed, the store goes away or stops answering."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ KINDS = ("kill", "kill", "kill twice", *OUTAGES)
 
 @dataclass(frozen=True)
 class Pace:
-    """Shortest and longest, in seconds: between two disturbances; how long the store is away, or says nothing.
-
-    Less than the 60 s for which a request is tried.
-    """
+    """Shortest and longest time in seconds between two disturbances (gap_s), and for which the store is away or
+    does not answer: less than the 60 s for which a request is retried."""
 
     gap_s: tuple[float, float] = (8.0, 30.0)
     gone_s: tuple[float, float] = (2.0, 20.0)
@@ -44,7 +42,7 @@ class Event:
 
 
 class Disturber(threading.Thread):
-    """Disturbs from start() to stop()."""
+    """Disturbs the mount from start() to stop()."""
 
     def __init__(
         self, storage: Breakable, supervisor_pid: int, began: float, pace: Pace, *, kills: bool = True
@@ -60,12 +58,11 @@ class Disturber(threading.Thread):
         self.failure = ""
 
     def stop(self) -> None:
-        """End; the store is there again afterwards."""
+        """End the disturbances; the store works again afterwards."""
         self._stopping.set()
         self.join(60)
 
     def run(self) -> None:
-        """Until stop()."""
         try:
             while not self._stopping.wait(self._random.uniform(*self._pace.gap_s)):
                 self._one(self._random.choice(self._kinds))
@@ -92,7 +89,7 @@ class Disturber(threading.Thread):
         self.events.append(Event(kind, at - self._began, time.monotonic() - at))
 
     def _kill(self, *servers: psutil.Process | None) -> None:
-        """The one that serves; twice: also its successor, and the one that waits."""
+        """Kill these servers: the one that serves; at a second kill its successor and the standby process."""
         for server in filter(None, servers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(server.pid, signal.SIGKILL)

@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FILES, DIRECTORIES = 60, 6
-"""Of one worker."""
+"""How many files and directories one worker has."""
 SMALL, LARGE = 128 << 10, 9 << 20
-"""LARGE is sent in parts."""
+"""Sizes of files, in bytes; a LARGE file is uploaded in parts."""
 GROWN = 512 << 10
-"""A file that was appended to up to here is cut."""
+"""The size in bytes above which a file that was appended to is cut."""
 MEASURED_KEPT = 50
-"""So many failures are told; more only count."""
+"""How many failures are reported with their text; further ones are only counted."""
 
 
 class WrongBytes(Exception):
-    """What is read is not what was written."""
+    """The bytes read are not those that were written."""
 
 
 @dataclass
 class Log:
-    """What all workers did. Thread-safe."""
+    """The operations of all workers. Thread-safe."""
 
     done: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Log:
     _began: float = field(default_factory=time.monotonic)
 
     def note(self, what: str, seconds: float, failure: str = "") -> None:
-        """One operation has ended."""
+        """Record an operation that has ended."""
         with self._lock:
             self.done[what] += 1
             if seconds > self.slowest_s:
@@ -53,13 +53,13 @@ class Log:
 
     @property
     def operations(self) -> int:
-        """How many have ended."""
+        """How many operations have ended."""
         with self._lock:
             return sum(self.done.values())
 
 
 class Worker(threading.Thread):
-    """Works in a directory of its own. `files` holds what every file of it must contain."""
+    """Works in a directory of its own. files: what every file in it must contain."""
 
     def __init__(self, root: Path, number: int, log: Log, stopping: threading.Event) -> None:
         super().__init__(name=f"load-{number}", daemon=True)
@@ -92,7 +92,7 @@ class Worker(threading.Thread):
         }
 
     def run(self) -> None:
-        """Until `stopping`; pauses while `going` is not set, and says so by `idle`."""
+        """Work until `stopping` is set; pause while `going` is not set, and set `idle` then."""
         self._do("mkdir", lambda: self.root.mkdir(exist_ok=True))
         names = list(self._operations)
         weights = [weight for weight, _ in self._operations.values()]
@@ -111,7 +111,7 @@ class Worker(threading.Thread):
         failure = ""
         try:
             operation()
-        except Exception as error:  # whatever it is, the soak has failed, and goes on
+        except Exception as error:  # any error fails the soak, which goes on nevertheless
             failure = f"{type(error).__name__}: {error}"
         self._log.note(name, time.monotonic() - began, failure)
 
@@ -122,7 +122,7 @@ class Worker(threading.Thread):
         return os.path.join(self._random.choice(self._directories), f"f{self._number}")
 
     def _some(self) -> str:
-        """A file that is there; made when there is none."""
+        """Return the name of an existing file; create one if there is none."""
         if not self.files:
             self._create()
         return self._random.choice(list(self.files))
@@ -134,7 +134,7 @@ class Worker(threading.Thread):
         return self._random.randbytes(self._random.choice((0, 100, 4096, limit // 4, self._random.randrange(limit))))
 
     def _forget(self, name: str) -> bytes:
-        """While a change is under way its outcome is not known: after an error the file is left alone."""
+        """Forget a file during a change: after an error its content is not known, and the file is left alone."""
         return self.files.pop(name)
 
     # -- operations
@@ -243,7 +243,7 @@ class Worker(threading.Thread):
         for name in [name for name in self.files if os.path.dirname(name) == directory]:
             self._remove(name)
         with suppress(FileNotFoundError):
-            for entry in os.listdir(self._path(directory)):  # what a failed operation left
+            for entry in os.listdir(self._path(directory)):  # files that a failed operation left
                 self._path(directory).joinpath(entry).unlink()
         self._path(directory).rmdir()
 
@@ -261,7 +261,7 @@ class Worker(threading.Thread):
                 _same(f"{name} (mmap)", _copied(mapped), self.files[name])
 
     def _hold_open(self) -> None:
-        """Write piece by piece, with reads of the same descriptor between, over a while."""
+        """Write a file piece by piece over a while, and read it by the same descriptor in between."""
         name, body = self._new_name(), b""
         with self._path(name).open("w+b", buffering=0) as file:
             for _ in range(5):
@@ -295,10 +295,8 @@ class Worker(threading.Thread):
 
 
 def _copied(mapped: mmap.mmap) -> bytes:
-    """The bytes of a map, copied by the kernel: a page fault of Python's own would stop all threads of this process.
-
-    One of them is to start the store again for which the fault waits.
-    """
+    """Return the bytes of a memory map. The kernel copies them, as a page fault in Python would stop all its threads,
+    even the one that has to start the store again for which the fault waits."""
     fd = os.memfd_create("copy")
     try:
         done = 0

@@ -1,4 +1,4 @@
-"""A soak as a table and as a chart."""
+"""Reports a soak as a table and as a chart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.soak.samples import MIB, Sample
 
 ROWS = 12
 OPERATIONS_PER_HOUR = 36_000
-"""Ten a second: what counts as an hour of ordinary work."""
+"""How many operations count as an hour of ordinary work: ten a second."""
 _PANELS = (
     ("rss", "memory of the server, MiB", MIB),
     ("descriptors", "open descriptors of the server", 1),
@@ -25,7 +25,7 @@ _PANELS = (
 
 @dataclass
 class Outcome:
-    """Everything one soak gave. wrong: what must not be, a line each."""
+    """The results of one soak. wrong: what was wrong, a line each."""
 
     seconds: float
     about: str
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def markdown(outcome: Outcome) -> str:
-    """The table and the findings."""
+    """Return the table and the findings."""
     return "\n".join(_lines(outcome)) + "\n"
 
 
@@ -86,7 +86,7 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def draw(outcome: Outcome, file: Path) -> None:
-    """The chart: a panel a figure over the time; kills are lines, outages are grey."""
+    """Draw the chart: a panel over time for each figure; kills are lines, outages are grey areas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 

@@ -1,4 +1,4 @@
-"""What a soak watches over time, and when it counts as growth. The judging is pure."""
+"""The figures that a soak watches over time, and pure functions that judge whether they grew."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look at the mount server; sizes in bytes. pending: unfinished multipart uploads, -1 when not asked.
-
-    descriptors: without those of cache files, of which it holds up to a limit of its own as the cache fills.
-    """
+    """The figures of the mount server at one time; sizes in bytes. pending: unfinished multipart uploads, -1 if not
+    asked. descriptors: without those of cache files, of which a filling cache has more, up to a limit of its own."""
 
     at_s: float
     operations: int = 0
@@ -39,7 +37,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much more a figure may be at the end than early on: a share of it, and so much besides."""
+    """How much larger a figure may be at the end than early on: by a share of the early figure plus `more`."""
 
     share: float
     more: float
@@ -59,16 +57,16 @@ RESTING = {
     "threads": Limit(0.1, 16),
     "state": Limit(0.2, 4 * MIB),
 }
-"""At rest, after the load was stopped, the figures are steadier."""
+"""The limits at rest, after the load was stopped, when the figures are steadier."""
 CACHE_SLACK = 0.05
 GROWN_UP_S = 5.0
-"""A new server has not got its threads and memory yet."""
+"""The age from which a server's samples count; a newer one does not yet have all its threads and memory."""
 FILLING = 256 * MIB
-"""What one whose caches fill reaches within some minutes."""
+"""The memory that a server reaches within some minutes while its caches fill."""
 
 
 class Sampler(threading.Thread):
-    """Looks every period_s, from start() to stop()."""
+    """Takes a sample every period_s, from start() to stop()."""
 
     def __init__(self, look: Callable[[], Sample | None], period_s: float) -> None:
         super().__init__(name="sampler", daemon=True)
@@ -77,12 +75,10 @@ class Sampler(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """End."""
         self._stopping.set()
         self.join(60)
 
     def run(self) -> None:
-        """Until stop()."""
         while not self._stopping.wait(self._period_s):
             sample = self._look()
             if sample is not None:
@@ -90,7 +86,7 @@ class Sampler(threading.Thread):
 
 
 def look_at(supervisor_pid: int, state: Path, cache: Path, began: float) -> Sample | None:
-    """The processes and directories of one mount; None while no server lives."""
+    """Return a sample of the processes and directories of one mount; None while no server lives."""
     try:
         supervisor = psutil.Process(supervisor_pid)
         server = serving(supervisor)
@@ -113,7 +109,7 @@ def look_at(supervisor_pid: int, state: Path, cache: Path, began: float) -> Samp
 
 
 def descriptors_but(pid: int, directory: Path) -> int:
-    """How many descriptors a process has that are of no file below the directory."""
+    """Return how many descriptors a process has, without those of files below the directory."""
     count = 0
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -122,7 +118,7 @@ def descriptors_but(pid: int, directory: Path) -> int:
 
 
 def serving(supervisor: psutil.Process) -> psutil.Process | None:
-    """The child that serves: the one that waits to take its place has a single thread."""
+    """Return the child that serves; the standby process, which waits to take its place, has a single thread."""
     found = None
     for child in supervisor.children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -132,7 +128,7 @@ def serving(supervisor: psutil.Process) -> psutil.Process | None:
 
 
 def disk_bytes(directory: Path) -> int:
-    """What a directory takes on the disk."""
+    """Return how many bytes a directory takes on the disk."""
     total = 0
     for root, _, names in os.walk(directory):
         for name in names:
@@ -144,10 +140,10 @@ def disk_bytes(directory: Path) -> int:
 
 
 def growth(samples: Sequence[Sample], filling: int = 0) -> list[str]:
-    """What grew while the load ran: the last quarter beside the second, medians; a line each.
+    """Return a line for each figure that grew while the load ran: the medians of the last and the second quarter count.
 
-    The server's memory grows into its caches for minutes, and a killed one begins anew: of that the
-    highest of each half. filling: what a server's memory may be at any time, for a soak that ends before they are full.
+    As the server's memory grows with its caches for minutes, and anew after a kill, the highest of each half counts for
+    it. filling: the memory that is always allowed, for a soak that ends before the caches are full.
     """
     if not samples:
         return ["too few samples to judge growth"]
@@ -157,7 +153,7 @@ def growth(samples: Sequence[Sample], filling: int = 0) -> list[str]:
     early = [sample for sample in grown_up if begin_s + quarter_s <= sample.at_s < begin_s + 2 * quarter_s]
     late = [sample for sample in grown_up if sample.at_s >= end_s - quarter_s]
     if not early or not late:
-        # Kills followed on each other there: the whole halves.
+        # A quarter has no sample, as kills followed each other: compare the whole halves.
         early = [sample for sample in grown_up if sample.at_s < begin_s + 2 * quarter_s]
         late = [sample for sample in grown_up if sample.at_s >= begin_s + 2 * quarter_s]
     if not early or not late:
@@ -176,7 +172,7 @@ def growth(samples: Sequence[Sample], filling: int = 0) -> list[str]:
 
 
 def resting(before: Sample, after: Sample, cache_limit: int, filling: int = 0) -> list[str]:
-    """What is more at rest at the end than at rest at the start, or is left over; a line each. filling: of growth."""
+    """A line for each figure that grew between two looks at rest, and for each leftover. filling: see growth()."""
     before = replace(before, rss=max(before.rss, filling))
     found = [
         line

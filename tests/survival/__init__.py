@@ -1,1 +1,1 @@
-"""What dies and what must not be lost: processes are killed under a load that checks every byte."""
+"""Processes of mounts are killed under a load that checks that no byte is lost."""

@@ -1,8 +1,8 @@
-"""The load under which processes are killed: `python -m tests.survival.load KIND DIRECTORY CONTROL SEED`.
+"""The load under which servers are killed: `python -m tests.survival.load KIND DIRECTORY CONTROL SEED halt|"go on"`.
 
-Each process works in a directory of its own and knows what must be in it. It runs until the file `CONTROL/stop` is
-there, and then leaves CONTROL/KIND.json: operations, errors of system calls, wrong bytes, and the content that each
-file was left with (path -> sha256). CONTROL/KIND.count counts operations while it runs.
+Each process works in a directory of its own and knows what must be in it. It runs until the file `CONTROL/stop` exists
+("halt": or an error occurs), and then writes CONTROL/KIND.json: operations, errors of system calls, wrong bytes, and
+the content of each file (path -> sha256). CONTROL/KIND.count counts operations while the process runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PERIOD = b"".join(b"%07d\n" % number for number in range(9_973))
 
 
 def pattern(seed: int, size: int) -> bytes:
-    """The content of file `seed`: no multiple of a block or page, and different from every other seed's."""
+    """Return the content of file `seed`. Its period is no multiple of a block or page, and each seed's is different."""
     head = b"<%08d>" % seed
     body = head + PERIOD[seed % 4000 :] + PERIOD * (size // len(PERIOD) + 1)
     return body[:size]
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
-    """As pread(2), up to the end or an error: a read may give less than was asked for."""
+    """Repeat pread(2) until `size` bytes or the end, because a single read may return less than it was asked for."""
     body = b""
     while len(body) < size and (piece := os.pread(fd, size - len(body), offset + len(body))):
         body += piece
@@ -37,7 +37,7 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 
 class Load:
-    """One process. A subclass's step() does some operations; verify() looks at everything once more at the end."""
+    """One process of the load. A subclass's step() does some operations; verify() checks all files at the end."""
 
     def __init__(self, directory: Path, control: Path, seed: int, *, halt_on_error: bool = False) -> None:
         self.directory = directory
@@ -47,9 +47,9 @@ class Load:
         self.errors: list[str] = []
         self.wrong: list[str] = []
         self.content: dict[str, bytes] = {}
-        """What each file holds, as far as system calls have returned."""
+        """The content of each file, by the system calls that have returned."""
         self.doubt: set[str] = set()
-        """Names that the present step works on: it may have been cut off in the middle."""
+        """The names that the current step works on, whose content is uncertain if the step is cut off."""
         self._halt_on_error = halt_on_error
         self._count = os.open(control / f"{self.kind}.count", os.O_RDWR | os.O_CREAT)
 
@@ -58,7 +58,7 @@ class Load:
         return type(self).__name__.lower()
 
     def begin(self) -> None:
-        """Before the first kill."""
+        """Prepare files, before the first kill."""
 
     def step(self) -> None:
         raise NotImplementedError
@@ -114,7 +114,7 @@ class Load:
 
 
 class Read(Load):
-    """Whole files and pieces of files that stay open; nobody writes them."""
+    """Reads whole files, and ranges of files that stay open; no process writes them."""
 
     FILES = 24
 
@@ -137,7 +137,7 @@ class Read(Load):
 
 
 class Mapped(Load):
-    """Memory maps of a large file, whose pages are given up now and then."""
+    """Reads a large file through a memory map, whose pages are dropped now and then."""
 
     SIZE = 12_000_000
 
@@ -158,7 +158,7 @@ class Mapped(Load):
 
 
 class Append(Load):
-    """Logs: one that stays open, one that is opened for each line."""
+    """Appends to two logs: one that stays open, and one that is opened for each line."""
 
     def begin(self) -> None:
         self.content = {"held": b"", "again": b""}
@@ -183,7 +183,7 @@ class Append(Load):
 
 
 class Create(Load):
-    """New files, whole and in pieces, read back, changed in the middle, removed."""
+    """Creates files, whole and in pieces, reads them back, changes them in the middle and removes them."""
 
     def step(self) -> None:
         name = f"c{self.random.randrange(40):02}"
@@ -218,7 +218,7 @@ class Create(Load):
 
 
 class Rename(Load):
-    """Files and directories under new names, over each other, with and without unsent bytes and open readers."""
+    """Renames files and directories, also over each other, with and without unsent bytes and open readers."""
 
     def begin(self) -> None:
         (self.directory / "d0").mkdir()
@@ -252,7 +252,7 @@ class Rename(Load):
         self.expect(new, (self.directory / new).read_bytes(), self.content[new])
 
     def _rename_written(self, old: str, new: str) -> None:
-        """While it is written, as editors and downloads do."""
+        """Rename a file while it is written, as editors and downloads do."""
         with (self.directory / old).open("ab", buffering=0) as writer:
             writer.write(b"one")
             self.content[old] += b"one"
@@ -276,7 +276,7 @@ class Rename(Load):
 
 
 class List(Load):
-    """A directory in which names come and go: those that stay are listed once."""
+    """Lists a directory in which names come and go: the names that stay must be listed once."""
 
     STAYING = 300
 
@@ -294,7 +294,7 @@ class List(Load):
             with os.scandir(self.directory) as entries:
                 seen = [entry.name for entry in entries if entry.is_file()]
         self.expect_that(name in seen, f"{name} is not listed")
-        # What was removed while it was open may be shown as .nfs... (S-265), after a crash until the next mount.
+        # A file that was removed while open may be shown as .nfs... (S-265), after a crash until the next mount.
         staying = sorted(each for each in seen if not each.endswith("~") and not each.startswith(".nfs"))
         if staying != sorted(self.content):
             missing, more = set(self.content) - set(staying), len(staying) - len(set(staying))
@@ -303,7 +303,7 @@ class List(Load):
 
 
 class Temporary(Load):
-    """Files that are used after their removal."""
+    """Uses files after their removal."""
 
     def begin(self) -> None:
         self.held: dict[int, bytes] = {}
@@ -334,7 +334,7 @@ KINDS = {load.__name__.lower(): load for load in (Read, Mapped, Append, Create, 
 
 
 def main(kind: str, directory: str, control: str, seed: str, halt: str) -> None:
-    """Run one load to its end and leave its report."""
+    """Run one load to its end and write its report."""
     load = KINDS[kind](Path(directory), Path(control), int(seed), halt_on_error=halt == "halt")
     load.run()
     temporary = Path(control, f"{kind}.new")

@@ -30,7 +30,7 @@ PROGRESS_S = 120.0
 
 @dataclass
 class Loads:
-    """The processes. control: the directory in which they count and report."""
+    """The processes of a load. control: the directory in which they count and report."""
 
     mount: CommandMount
     control: Path
@@ -52,11 +52,11 @@ class Loads:
         eventually(lambda: all(self.counts().values()), "every process of the load works", PROGRESS_S)
 
     def counts(self) -> dict[str, int]:
-        """Operations so far."""
+        """Return the number of operations so far, by process."""
         return {kind: _number(self.control / f"{kind}.count") for kind in self.kinds}
 
     def progress(self) -> None:
-        """Wait until every process has done something more. Errors: AssertionError that names who hangs."""
+        """Wait until every process has done more. Errors: AssertionError that names the processes that hang."""
         before = self.counts()
 
         def stuck() -> dict[str, int | None]:
@@ -72,12 +72,12 @@ class Loads:
         assert moved, f"no progress within {PROGRESS_S:.0f} s after a kill (exit codes): {stuck()}\n{self.log()}"
 
     def log(self) -> str:
-        """What the mount's processes said last."""
+        """Return the end of the log of the mount's processes."""
         (state_dir,) = (self.mount.folder / "state/kube-datastore/mounts").iterdir()
         return (state_dir / "mount.log").read_text()[-6000:]
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Let them end and report. Errors: AssertionError that names who hangs."""
+        """Let the processes end, return their reports. Errors: AssertionError that names the processes that hang."""
         (self.control / "stop").touch()
         end = time.monotonic() + END_S
         hanging = []
@@ -90,7 +90,7 @@ class Loads:
         return {kind: json.loads((self.control / f"{kind}.json").read_text()) for kind in self.kinds}
 
     def end(self) -> None:
-        """Whatever happened, leave no process."""
+        """Kill the processes that still run."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
@@ -100,7 +100,7 @@ class Loads:
 def load(
     mount: CommandMount, control: Path, kinds: Sequence[str] = tuple(KINDS), *, halt: bool = False
 ) -> Iterator[Loads]:
-    """The processes of a load, ended at the end."""
+    """Start the processes of a load, and end them with the block."""
     loads = Loads(mount, control, kinds)
     try:
         loads.start(halt_on_error=halt)
@@ -110,7 +110,7 @@ def load(
 
 
 def server_pid(mount: CommandMount) -> int:
-    """Of the server that the supervisor has now; 0 while there is no record."""
+    """Return the id of the supervisor's current server; 0 while no record says it."""
     (state_dir,) = (mount.folder / "state/kube-datastore/mounts").iterdir()
     try:
         return int(json.loads((state_dir / "mount.json").read_text())["serverPid"])
@@ -119,17 +119,17 @@ def server_pid(mount: CommandMount) -> int:
 
 
 def kill_server(mount: CommandMount, chance: random.Random) -> None:
-    """kill -9 at a random moment, and wait for the next server."""
+    """Kill the server with SIGKILL at a random moment, and wait for the next one."""
     old = eventually(lambda: server_pid(mount), "a server")
     time.sleep(chance.random() * 0.4)
-    with contextlib.suppress(ProcessLookupError):  # a successor that died young may stand in the record
+    with contextlib.suppress(ProcessLookupError):  # the record may name a successor that died early
         os.kill(old, signal.SIGKILL)
     eventually(lambda: server_pid(mount) not in (0, old), "a new server", NEW_SERVER_S)
     mount.pids = [mount.pids[0], server_pid(mount)]
 
 
 def kill_pair(mount: CommandMount, chance: random.Random) -> None:
-    """kill -9 of the server at once, a moment later of its successor, however young, and of the one that stands by."""
+    """Kill the server at once with SIGKILL, and a moment later its successor, at any age, and the standby process."""
     old = eventually(lambda: server_pid(mount), "a server")
     killed = {old, 0}
     with contextlib.suppress(ProcessLookupError):
@@ -151,7 +151,7 @@ def _number(path: Path) -> int:
 
 
 def without_faults(loads: Loads) -> dict[str, dict[str, Any]]:
-    """Their reports. Errors: AssertionError with what applications saw that they should not."""
+    """End a load and return its reports. Errors: AssertionError with the faults that its processes saw."""
     reports = loads.finish()
     print({kind: report["operations"] for kind, report in reports.items()})
     faults = {kind: report["errors"] + report["wrong"] for kind, report in reports.items()}
@@ -161,7 +161,7 @@ def without_faults(loads: Loads) -> dict[str, dict[str, Any]]:
 
 
 def ends_well(mount: Mount, loads: Loads) -> None:
-    """No error, no wrong byte, no lost byte: another tool finds in the bucket what each process left."""
+    """Check that there was no error and no wrong byte, and that another tool finds in the bucket what was left."""
     reports = without_faults(loads)
     assert mount.umount().returncode == 0
     for kind, report in reports.items():

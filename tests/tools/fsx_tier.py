@@ -1,7 +1,7 @@
 """fsx 0.3.2: random operations on one file, several seeds, with and without mmap, two runs at a time.
 
-`python -m tests.tools.fsx_tier [--operations N] [--seeds N] [DIRECTORY]`. Without DIRECTORY: on a fresh mount.
-A run that fails is repeated by its seed: `fsx -S SEED -N 100000 -f CONFIG FILE`.
+`python -m tests.tools.fsx_tier [--operations N] [--seeds N] [DIRECTORY]`. Without DIRECTORY it uses a new mount.
+A run that failed can be repeated by its seed: `fsx -S SEED -N 100000 -f CONFIG FILE`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ COMMON = {
     "sendfile": 2,
     "copy_file_range": 2,
     "posix_fadvise": 1,
-    # Each of these is an upload; together 1 in 20.
+    # Each of these causes an upload; together they are 1 operation in 20.
     "close_open": 1,
     "fsync": 0.5,
     "fdatasync": 0.5,
 }
 WEIGHTS: Mapping[str, Mapping[str, float]] = {
-    # msync(MS_SYNC) after each mapped write is an upload too: it takes longest, so it begins.
+    # The msync(MS_SYNC) after each mapped write causes an upload too: this kind takes longest, so it runs first.
     "with mmap": COMMON | {"mapread": 10, "mapwrite": 3, "invalidate": 1},
     "without mmap": COMMON | {"mapread": 0, "mapwrite": 0, "invalidate": 0},
 }
 
 
 def run_one(directory: Path, kind: str, seed: int, operations: int, absent: Sequence[str] = ()) -> str:
-    """One run; what is wrong, or ''. absent: operations that this file system does not have."""
+    """Run fsx once and return what is wrong, or ''. absent: operations that this file system does not have."""
     with tempfile.TemporaryDirectory(prefix="fsx-") as artifacts:
         configuration = Path(artifacts, "fsx.toml")
-        # fsx fails by itself on the fallocate(2) of no bytes that it would try: EINVAL, on every file system.
+        # Without min = 1 fsx would try a fallocate(2) of 0 bytes, which fails with EINVAL on every file system.
         lines = [
             "[opsize]",
             "min = 1",
@@ -83,7 +83,7 @@ def run_one(directory: Path, kind: str, seed: int, operations: int, absent: Sequ
 
 
 def run_all(directory: Path, operations: int, seeds: int, absent: Sequence[str] = ()) -> int:
-    """Every kind and seed; the exit code. absent: as of run_one."""
+    """Run every kind and seed and return the exit code. absent: as of run_one()."""
     runs = list(itertools.product(WEIGHTS, range(1, seeds + 1)))
     with ThreadPoolExecutor(max_workers=PARALLEL) as pool:
         wrong = list(filter(None, pool.map(lambda run: run_one(directory, run[0], run[1], operations, absent), runs)))
@@ -94,7 +94,6 @@ def run_all(directory: Path, operations: int, seeds: int, absent: Sequence[str] 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.tools.fsx_tier")
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--operations", type=int, default=OPERATIONS)

@@ -1,4 +1,4 @@
-"""Mounts made the way a person makes them: a manifest and the `datastore` command, with a cache of their own."""
+"""Mounts made as a user makes them: by a manifest and the `datastore` command, with a cache of their own."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ NAME = "work"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One machine: a folder with everything it keeps. The path should be short (Unix sockets)."""
+    """One client machine, as a folder with all its state. The path should be short, as it has Unix sockets."""
 
     folder: Path
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The caller's, with the places of this machine."""
+        """The caller's environment, with the directories of this machine."""
         places = {f"XDG_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
         return {**os.environ, **places, "XDG_RUNTIME_DIR": str(self.folder / "run")}
 
     def command(self, *arguments: str | Path, apart: bool = True) -> subprocess.CompletedProcess[str]:
-        """`datastore ARGUMENTS`, bounded, whatever comes of it. apart: not all of what it says is standard output."""
-        # Files, not pipes: the mount server may keep the descriptors it was given.
+        """Run `datastore ARGUMENTS` for a bounded time; it may fail. apart: keep standard error apart."""
+        # Files, not pipes: the mount server may keep the descriptors that it inherits, and a pipe would stay open.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             done = subprocess.run(
                 [COMMAND, *map(str, arguments)],
@@ -52,7 +52,7 @@ class Client:
             return subprocess.CompletedProcess(done.args, done.returncode, out.read(), err.read())
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """The same, which has to succeed. Errors: RuntimeError with what it said."""
+        """Run a command that has to succeed. Errors: RuntimeError with the output."""
         done = self.command(*arguments, apart=False)
         if done.returncode != 0:
             raise RuntimeError(f"datastore {arguments[0]} ended with {done.returncode}: {done.stdout}")
@@ -60,7 +60,7 @@ class Client:
 
 
 def manifest(server: Server, bucket: str, name: str = NAME, **spec: Any) -> str:
-    """One Datastore over a bucket of the server, with its Secret. spec: more fields of `spec`."""
+    """Return the YAML of a Datastore over a bucket of the server, with its Secret. spec: more fields of `spec`."""
     datastore = {
         "apiVersion": "datastore.dev/v1alpha1",
         "kind": "Datastore",
@@ -114,12 +114,12 @@ def unmount_all(folder: Path) -> None:
 
 
 def mounted_below(folder: Path) -> list[Path]:
-    """Where something is mounted there, the oldest first."""
+    """Return the mount points below a folder, the oldest first."""
     places = (Path(mount.mountpoint) for mount in mountinfo.read().mounts)
     return [place for place in places if place.is_relative_to(folder)]
 
 
 def give_back(folder: Path, target: Path) -> None:
-    """Make the directory beneath a mount that nobody ended in order removable again (S-60)."""
+    """Make the directory beneath a mount that was not ended in order removable again (S-60)."""
     for note in folder.glob(f"state/kube-datastore/mounts/*/{beneath.NOTE_FILE}"):
         beneath.restore(str(target), note)

@@ -1,8 +1,8 @@
-"""pjdfstest 0.2.2 as root on fresh mounts: `python -m tests.tools.pjdfstest_tier [DIRECTORY]`.
+"""pjdfstest 0.2.2 as root on new mounts: `python -m tests.tools.pjdfstest_tier [DIRECTORY]`.
 
-Without DIRECTORY: one mount over versitygw and one over MinIO, at the same time (the tests mostly sleep). Every failure
-must stand in docs/PJDFSTEST.md with its reason, and there may be at most 50 of them on each. With DIRECTORY: only
-there, and nothing may fail; that checks the runner itself.
+Without DIRECTORY it runs on one mount over versitygw and one over MinIO, at the same time (the tests mostly sleep).
+Every failure must be listed in docs/PJDFSTEST.md with its reason, and each mount may have at most 50. With DIRECTORY
+it runs only there, and nothing may fail; that checks the runner itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.servers import find_tool, run_minio, run_versitygw
 from tests.tools.mounting import mounted
 
 BAR = 50
-"""Failures, each with its reason: 35 need a hard link, 14 a path of 4,095 bytes, and one fails now and then."""
+"""The most failures: 35 need a hard link, 14 a path of 4,095 bytes, and one fails now and then."""
 TIMEOUT_S = 900.0
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "PJDFSTEST.md"
 CONFIGURATION = """\
@@ -43,7 +43,7 @@ SERVERS = {"versitygw": run_versitygw, "minio": run_minio}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one run said. complete: it reached its summary."""
+    """The results of one run. complete: it reached its summary."""
 
     where: str
     passed: frozenset[str]
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def parse(where: str, log: str) -> Outcome:
-    """Read the program's own report."""
+    """Parse the program's output."""
     found: dict[str, set[str]] = {"ok": set(), "FAILED": set(), "skipped": set()}
     for line in RESULT.finditer(log):
         found[line["verdict"]].add(line["test"])
@@ -69,12 +69,12 @@ def parse(where: str, log: str) -> Outcome:
 
 
 def explained(document: str, where: str) -> frozenset[str]:
-    """The failures that the document gives a reason for, on this server."""
+    """Return the tests for whose failure on this server the document gives a reason."""
     return frozenset(row["test"] for row in ROW.finditer(document) if where in row["servers"].lower())
 
 
 def run_in(where: str, directory: Path) -> Outcome:
-    """All tests in a directory that everybody may enter."""
+    """Run all tests in a directory that every user may enter."""
     work = directory / "pjdfstest"
     work.mkdir()
     work.chmod(0o777)
@@ -98,18 +98,18 @@ def run_in(where: str, directory: Path) -> Outcome:
 
 
 def run_on(where: str) -> Outcome:
-    """All tests on a fresh mount over a fresh server."""
+    """Run all tests on a new mount over a new server."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(SERVERS[where]())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pjd-", ignore_cleanup_errors=True))
-        # The tests become other users.
+        # The tests switch to other users, who have to enter the folder.
         Path(folder).chmod(0o755)
         target = stack.enter_context(mounted(server, "pjdfstest", Path(folder, "m"), "--allow-other"))
         return run_in(where, target)
 
 
 def judge(outcome: Outcome, allowed: frozenset[str], bar: int) -> bool:
-    """Print what came out; whether it is good enough."""
+    """Print the results; return whether they are good enough."""
     surprises = sorted(outcome.failed - allowed)
     counts = f"{len(outcome.passed)} ok, {len(outcome.failed)} failed, {len(outcome.skipped)} skipped"
     print(f"pjdfstest on {outcome.where}: {counts} (at most {bar} may fail, each with its reason)")
@@ -126,7 +126,6 @@ def judge(outcome: Outcome, allowed: frozenset[str], bar: int) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
     if arguments:
         return 0 if judge(run_in("directory", Path(arguments[0])), frozenset(), bar=0) else 1
     document = DOCUMENT.read_text()
