@@ -161,7 +161,8 @@ class Operator:
 
     def _again(self, key: Key, error: Exception, outcome: str) -> float:
         RECONCILES.labels(outcome).inc()
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
         if self._limiter.allows(str(error), time.monotonic()):
             log.warning("will be tried again", extra=fields(object="/".join(key), error=error))
         if isinstance(error, ApiError) and error.status == 409:
