@@ -171,15 +171,12 @@ class BackendProber:
                 )
 
             facts = await self._threads.run(effective.namespace, work, LOOK_S)
-        except DatastoreError as error:
-            if server is not None and isinstance(error, TransientStoreError):
-                self._down.put(server, error)
-            return Facts(error=error)
         except (LeaseLost, Unavailable):
             raise
         except Exception as error:
-            log.exception("a look at a backend failed")
-            return Facts(error=DatastoreError(f"a defect of the controller: {type(error).__name__}"))
+            if server is not None and isinstance(error, TransientStoreError):
+                self._down.put(server, error)
+            return Facts(error=failure_of(error))
         self._reached[effective.uid] = secret
         return facts
 
@@ -198,11 +195,12 @@ class BackendProber:
             return None
 
     async def release(self, effective: EffectiveSpec, policy: Policy, fence: Callable[[], None]) -> Released:
-        """Apply the policy to the data, for release_s. Errors: DatastoreError, LeaseLost, Unavailable, ApiError."""
+        """Apply the policy to the data, for release_s. Errors: DatastoreError, LeaseLost, Unavailable."""
         try:
             secret = await self._secret(effective)
         except Mistake:
-            # A namespace that is being deleted loses its Secrets first; the keys that worked last may still work.
+            # A namespace that is being deleted first loses its Secrets, or our right to read them; the keys that worked
+            # last may still work.
             if effective.uid not in self._reached:
                 raise
             secret = self._reached[effective.uid]
@@ -261,7 +259,7 @@ class BackendProber:
         return found if found is not None else self._probed.put(key, backend.probe())
 
     async def _secret(self, effective: EffectiveSpec) -> SecretManifest | None:
-        """Return the Secret to reach the backend with; None without one. Errors: Mistake, Unavailable, ApiError."""
+        """Return the Secret to reach the backend with; None without one. Errors: Mistake, Unavailable."""
         ref = effective.secret
         if ref is None:
             return None
@@ -279,13 +277,23 @@ class BackendProber:
             except ApiError as error:
                 if error.status == 429 or error.status >= 500:  # says nothing about the storage or the Secret
                     raise Unavailable(str(error)) from error
-                raise
+                text = f"Secret {ref.name} in namespace {ref.namespace} can't be read: {error}"
+                text += "; the controller needs the right to get it (docs/SECURITY.md)"
+                raise Mistake("SecretUnreadable", text) from None
         if body is None:
             raise Mistake("SecretNotFound", f"there is no Secret {ref.name} in namespace {ref.namespace}")
         try:
             return self._secrets.put(ref, for_storage(parse_secret(body)))
         except InvalidManifest as error:
             raise Mistake("SecretInvalid", f"Secret {ref.name}: {error}") from None
+
+
+def failure_of(error: Exception) -> DatastoreError:
+    """Return the error for the status. An exception that is no DatastoreError is a defect of ours, and is logged."""
+    if isinstance(error, DatastoreError):
+        return error
+    log.error("work on a storage failed", exc_info=error)
+    return DatastoreError(f"a defect of the controller: {type(error).__name__}; its log says more")
 
 
 def _now() -> str:

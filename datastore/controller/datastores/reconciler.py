@@ -26,7 +26,7 @@ from datastore.controller.datastores.effective import EffectiveSpec, SecretRef, 
 from datastore.controller.datastores.informers import Informers
 from datastore.controller.datastores.metrics import BACKEND_FAILURES
 from datastore.controller.datastores.pods import UsingPods
-from datastore.controller.datastores.prober import BackendProber
+from datastore.controller.datastores.prober import BackendProber, failure_of
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.actor import Actor
@@ -342,8 +342,10 @@ class Reconciler:
     async def _release(self, known: Known, effective: EffectiveSpec, policy: Policy) -> None:
         try:
             released = await self._prober.release(effective, policy, self._fence)
-        except DatastoreError as error:
-            known.released = error
+        except (LeaseLost, Unavailable):
+            raise
+        except Exception as error:
+            known.released = failure_of(error)
             known.look_at = time.monotonic() + self._settings.retry_after(known.failures)
             known.failures += 1
             return

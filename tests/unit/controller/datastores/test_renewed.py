@@ -1,15 +1,16 @@
-"""datastore.controller.datastores.reconciler: a Secret that comes or changes is no matter of waiting."""
+"""datastore.controller.datastores.reconciler: when a Secret is looked at again, and what a failure says."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from datastore.api.names import FINALIZER
-from datastore.api.resources import SECRETS, Resource
+from datastore.api.resources import CLAIMS, SECRETS, Resource
 from datastore.controller.datastores.effective import SecretRef
 from datastore.controller.datastores.informers import Informers
 from datastore.controller.datastores.reconciler import Reconciler
@@ -22,6 +23,9 @@ from tests.promises import promise
 
 KEY = ("team", "digits")
 KEYS = SecretRef(namespace="team", name="keys")
+TURNS = 20
+"""After so many turns without a wait a Datastore counts as one that is worked on for ever."""
+FORBIDDEN = ApiError(403, "Forbidden", 'secrets "keys" is forbidden')
 
 
 class Api(Client):
@@ -39,6 +43,8 @@ class Api(Client):
         self.datastore: dict[str, Any] = {**kind, "metadata": metadata, "spec": spec}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        if resource is CLAIMS:
+            return None
         assert resource is SECRETS
         self.looks += 1
         if self.silent:
@@ -55,10 +61,15 @@ class Api(Client):
     async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return dict(body)
 
+    async def list(
+        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
+    ) -> list[dict[str, Any]]:
+        return []
+
     @property
-    def reason(self) -> str:
-        conditions = self.datastore.get("status", {}).get("conditions", [])
-        return str(conditions[0]["reason"]) if conditions else ""
+    def ready(self) -> Mapping[str, Any]:
+        """Its Ready condition; {} before there is one."""
+        return next(iter(self.datastore.get("status", {}).get("conditions", [])), {})
 
 
 class World:
@@ -80,13 +91,22 @@ class World:
 
     async def reason(self) -> str:
         """Of its Ready condition, when all that can be done now is done, also beside the loop."""
-        while True:
+        for _ in range(TURNS):
             self.woken.clear()
             await self.reconciler.reconcile(KEY)
             known = self.reconciler._known.get(KEY)
             if (known is None or known.work is None) and not self.woken.is_set():
-                return self.api.reason
+                return str(self.api.ready.get("reason", ""))
             await asyncio.wait_for(self.woken.wait(), PATIENCE_S)
+        raise AssertionError(f"it is worked on without a pause; the Secret was asked for {self.api.looks} times")
+
+    def delete(self) -> None:
+        """Ask for the removal of the Datastore, which has worked, and of its data."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        metadata = {**self.api.datastore["metadata"], "resourceVersion": "2", "deletionTimestamp": now}
+        spec = {**self.api.datastore["spec"], "reclaimPolicy": "Delete"}
+        self.api.datastore |= {"metadata": metadata, "spec": spec, "status": {"capabilities": {}}}
+        self.informers.datastores.put(self.api.datastore)
 
 
 def run(story: Any) -> None:
@@ -164,5 +184,40 @@ def test_the_secret_of_a_datastore_that_is_gone_is_nobodys() -> None:
         world.informers.datastores.drop(KEY)
         await world.reconciler.reconcile(KEY)
         assert world.uses.of(KEYS) == frozenset()
+
+    run(story)
+
+
+@promise("S-71")
+def test_a_secret_that_may_not_be_read_is_told_with_the_words_of_the_api_server() -> None:
+
+    async def story(world: World) -> None:
+        world.api.silent = FORBIDDEN
+        assert await world.reason() == "SecretUnreadable"
+        words = 'Secret keys in namespace team can\'t be read: the API server: secrets "keys" is forbidden'
+        assert words in world.api.ready["message"]
+        assert world.api.looks == 1, "its time has not come"
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [
+        (FORBIDDEN, "SecretUnreadable", 'secrets "keys" is forbidden'),
+        (KeyError("x"), "Failed", "a defect of the controller: KeyError"),
+    ],
+)
+def test_a_deletion_that_fails_says_why_and_waits_before_the_next_try(
+    error: Exception, reason: str, words: str
+) -> None:
+
+    async def story(world: World) -> None:
+        world.delete()
+        world.api.silent = error
+        assert await world.reason() == reason
+        assert words in world.api.ready["message"]
+        assert "remove-finalizer digits" in world.api.ready["message"]
+        assert world.api.looks == 1, "its time has not come"
 
     run(story)
