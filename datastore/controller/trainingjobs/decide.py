@@ -14,7 +14,7 @@ from typing import Any
 
 from datastore.api.datastore import API_VERSION
 from datastore.api.trainingjob import KIND, ROLES, RoleName, TrainingJob
-from datastore.controller.runtime.conditions import Event
+from datastore.controller.runtime.conditions import Event, Finding, merged
 from datastore.controller.trainingjobs import desired
 from datastore.controller.trainingjobs.overlay import template_of
 from datastore.training import schedule
@@ -539,9 +539,10 @@ def save_begun(body: Raw, status: JSON, now: datetime) -> JSON:
 
 def with_saved(status: JSON, reason: str, message: str, now: datetime) -> JSON:
     """Return the status with condition Saved=False."""
-    others = [each for each in status.get("conditions") or [] if each["type"] != "Saved"]
-    made = {"type": "Saved", "status": "False", "reason": reason, "message": message[:4096]}
-    return {**status, "conditions": [*others, {**made, "lastTransitionTime": shown(now)}]}
+    before = status.get("conditions") or []
+    finding = Finding(type="Saved", status="False", reason=reason, message=message[:4096])
+    made = merged(before, [finding], status["observedGeneration"], shown(now))
+    return {**status, "conditions": [*(each for each in before if each["type"] != "Saved"), *made]}
 
 
 def _suspended(seen: Observed, status: _Status) -> Plan:

@@ -236,7 +236,8 @@ class Reconciler:
         except _Refused as error:
             reason = REFUSED if error.permanent else "Waiting"
             status = with_saved(plan.status, reason, str(error), now)
-            await self._actor.tell(body, status, (Event(reason="NotSaved", message=str(error), warning=True),))
+            event = Event(reason="NotSaved", message=str(error), warning=True)
+            await self._actor.tell(body, status, () if status == body.get("status") else (event,))
             if not error.permanent:
                 raise _NotSavedYet from None
         else:

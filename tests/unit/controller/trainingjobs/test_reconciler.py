@@ -1,11 +1,12 @@
-"""datastore.controller.trainingjobs.reconciler: what it says of a TrainingJob that it does not run."""
+"""datastore.controller.trainingjobs.reconciler: what it says of a TrainingJob that it does not run, or can't save."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from datastore.controller.runtime.client import Client
+from datastore.api.resources import Resource
+from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.trainingjobs.informers import Informers
@@ -24,9 +25,27 @@ class ToldClient(Client):
         return {**JOB, **body}
 
 
-class Silent(Recorder):
-    async def record(self, body: Any, event: Event) -> None:
-        pass
+class FullClient(ToldClient):
+    """One that takes no new object for now. refusal: why."""
+
+    refusal = "exceeded quota: used 5 of 5"
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        return None
+
+    async def create(self, resource: Resource, namespace: str, body: Any) -> dict[str, Any]:
+        raise ApiError(403, "Forbidden", self.refusal)
+
+
+class Kept(Recorder):
+    """events: what was recorded."""
+
+    def __init__(self, client: Client, instance: str) -> None:
+        super().__init__(client, instance)
+        self.events: list[Event] = []
+
+    async def record(self, about: Any, event: Event) -> None:
+        self.events.append(event)
 
 
 JOB: dict[str, Any] = {
@@ -47,7 +66,7 @@ def status_of(*, saves_models: bool) -> dict[str, Any]:
     settings, client = Settings(identity="c", saves_models=saves_models), ToldClient()
     informers = Informers(lambda _: None, saves_models=saves_models)
     informers.trainingjobs.put(JOB)
-    asyncio.run(Reconciler(client, Silent(client, "c"), informers, settings).reconcile(KEY))
+    asyncio.run(Reconciler(client, Kept(client, "c"), informers, settings).reconcile(KEY))
     status: dict[str, Any] = (informers.trainingjobs.get(KEY) or {})["status"]
     return status
 
@@ -58,3 +77,30 @@ def test_a_save_is_refused_clearly_where_no_models_are_kept() -> None:
     assert found["phase"] == "Failed"
     assert "spec.save: this cluster saves no Models (the component models is not installed)" in found["message"]
     assert status_of(saves_models=True)["message"] == "waits: Datastore out is not there"
+
+
+@promise("S-355")
+def test_a_save_that_the_cluster_refuses_for_now_is_told_once_and_tried_again() -> None:
+    early, client = "2026-01-01T00:00:00Z", FullClient()
+    informers, recorder = Informers(lambda _: None, saves_models=True), Kept(client, "c")
+    reconciler = Reconciler(client, recorder, informers, Settings(identity="c", saves_models=True))
+
+    def saved() -> dict[str, Any]:
+        """Return condition Saved after one more try."""
+        assert asyncio.run(reconciler.reconcile(KEY)) == 10.0
+        conditions = (informers.trainingjobs.get(KEY) or {})["status"]["conditions"]
+        return next(dict(each) for each in conditions if each["type"] == "Saved")
+
+    verdict = {"type": "Succeeded", "status": "True", "reason": "Succeeded", "lastTransitionTime": early}
+    informers.trainingjobs.put({**JOB, "status": {"phase": "Succeeded", "conditions": [verdict]}})
+    first = saved()
+    assert (first["status"], first["reason"]) == ("False", "Waiting")
+    assert "exceeded quota: used 5 of 5" in first["message"]
+    first["lastTransitionTime"] = early
+    status = (informers.trainingjobs.get(KEY) or {})["status"]
+    informers.trainingjobs.put({**JOB, "status": {**status, "conditions": [verdict, first]}})
+    assert saved() == first
+    assert len(recorder.events) == 1
+    client.refusal = "exceeded quota: used 6 of 6"
+    assert saved()["lastTransitionTime"] == early, "it is False as before"
+    assert "used 6 of 6" in recorder.events[1].message
