@@ -96,6 +96,11 @@ def is_saved(body: Raw) -> bool:
     return condition(body, "Saved").get("status") == "True"
 
 
+def saved_it(body: Raw, version: ModelVersion) -> bool:
+    """Return whether the object's own save made the version: only then are the bytes deleted with the object."""
+    return version.spec.source is not None and condition(body, "Saved").get("reason") != SAME
+
+
 def decide(seen: Observed) -> Plan:
     """Return the next step of a ModelVersion, also of one that is being deleted."""
     body = seen.version
@@ -227,7 +232,7 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         delete = () if "deletionTimestamp" in seen.claim["metadata"] else (seen.claim,)
         return Plan(delete=delete, soon=True)
     job = seen.job
-    stored = version.spec.source is not None and condition(body, "Saved").get("reason") != SAME
+    stored = saved_it(body, version)
     if not stored or seen.namespace_ends or seen.store is None or seen.store_volume is None or seen.image is None:
         return Plan(finalizer=False)
     if job is None:

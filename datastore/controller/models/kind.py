@@ -25,7 +25,7 @@ from datastore.api.resources import (
 from datastore.controller.datastores.pods import NOT_ENDED, claims_of
 from datastore.controller.models import update
 from datastore.controller.models import volume as volumes
-from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, store_name
+from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, saved_it, store_name
 from datastore.controller.models.exports import (
     VERB,
     ObservedExport,
@@ -256,7 +256,7 @@ class ModelKind:
             progress=progress,
             waiting=waiting,
             claim=claim,
-            in_use=await self._users(body, saved_it=version.spec.source is not None) if going else "",
+            in_use=await self._users(body, saved_it=saved_it(body, version)) if going else "",
             classes=await self._classes() if store is None and not going else (),
             image=await self._own_image(),
         )

@@ -1,0 +1,105 @@
+"""datastore.controller.models.kind: what keeps a ModelVersion from being deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from datastore.api.names import FINALIZER, MODEL, MODEL_VERSION, SERVING
+from datastore.api.resources import CLAIMS, PODS, SERVINGS, VERSIONS, Resource
+from datastore.controller.models.decide import SAME, SAVED
+from datastore.controller.models.kind import ModelKind, Settings
+from datastore.controller.models.volume import OWNED_BY, VERSION_OF
+from datastore.controller.runtime.client import Client
+from tests.promises import promise
+
+NOW = "2026-01-01T00:00:00Z"
+KEY = ("team", "again")
+
+
+def claim(name: str, uid: str) -> dict[str, Any]:
+    """Return the claim of a ModelVersion, which shows version 7 of the model."""
+    marks = {"labels": {OWNED_BY: uid}, "annotations": {VERSION_OF: "team/digits:7"}}
+    owners = [{"kind": "ModelVersion", "name": name}]
+    metadata = {"name": name, "namespace": "team", "uid": f"claim-{uid}", "ownerReferences": owners, **marks}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}
+
+
+class Api(Client):
+    """A namespace with the claims of two ModelVersions that stand for the same version, KEY and another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = {"again": claim("again", "u-2"), "first": claim("first", "u-1")}
+        self.pods: list[dict[str, Any]] = []
+        self.deleted: list[tuple[str, str]] = []
+        self.applied: list[Mapping[str, Any]] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        return self.claims.get(name) if resource is CLAIMS else None
+
+    async def list(
+        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
+    ) -> list[dict[str, Any]]:
+        return {CLAIMS: [*self.claims.values()], PODS: self.pods}[resource]
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> dict[str, Any] | None:
+        self.deleted.append((resource.plural, name))
+        self.claims.pop(name)
+        return None
+
+    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
+        self.applied.append(body)
+        return {**version(SAVED), **body}
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(body)
+
+
+def version(reason: str) -> dict[str, Any]:
+    """Return a ModelVersion that is being deleted. reason: that of its condition Saved."""
+    metadata = {"name": "again", "namespace": "team", "uid": "u-2", "generation": 1, "finalizers": [FINALIZER]}
+    saved = {"type": "Saved", "status": "True", "reason": reason, "message": "", "lastTransitionTime": NOW}
+    return {
+        "apiVersion": "datastore.dev/v1alpha1",
+        "kind": "ModelVersion",
+        "metadata": {**metadata, "deletionTimestamp": NOW},
+        "spec": {"model": "digits", "from": {"datastore": "runs", "path": "7"}},
+        "status": {"phase": "Ready", "version": 7, "conditions": [saved]},
+    }
+
+
+def reconcile_once(api: Api, body: dict[str, Any]) -> None:
+    """Reconcile KEY, while a Serving and its pod use its version."""
+    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    served = {"metadata": {"name": "s", "namespace": "team", "uid": "s"}, "spec": {"model": "digits", "version": 7}}
+    labels = {SERVING: "s", MODEL: "digits", MODEL_VERSION: "7"}
+    api.pods.append({"metadata": {"name": "s-0", "labels": labels}, "spec": {}})
+    tell = {watch.resource: watch.tell for watch in kind.watches()}
+    tell[SERVINGS]({"type": None, "object": served})
+    tell[VERSIONS]({"type": None, "object": body})
+    _, reconcile = kind.queues()[0]
+
+    async def once() -> None:
+        await reconcile(KEY)
+
+    asyncio.run(once())
+
+
+@promise("S-397", "S-406")
+def test_a_version_that_others_use_is_not_deleted_and_they_are_named() -> None:
+    api = Api()
+    reconcile_once(api, version(SAVED))
+    users = "not deleted: in use by Serving s, ModelVersion first, pod s-0 of Serving s"
+    assert api.applied[-1]["status"]["message"] == users
+    assert not api.deleted
+
+
+@promise("S-397")
+def test_one_that_leaves_the_bytes_goes_though_others_use_them() -> None:
+    """Its save found a version with the same bytes."""
+    api = Api()
+    reconcile_once(api, version(SAME))
+    assert api.deleted == [("persistentvolumeclaims", "again")]
+    assert "finalizers" not in api.applied[-1]["metadata"]
