@@ -343,7 +343,7 @@ class ModelKind:
         for wanted in plan.apply:
             await self._actor.apply(wanted)
         for each in plan.delete:
-            await self._actor.delete({**each, **_kind_of(each)})
+            await self._actor.delete(each)
         if plan.model_status and model is not None:
             await self._actor.tell(model, plan.model_status)
         await self._actor.tell(body, plan.status or {}, plan.events)
@@ -373,8 +373,3 @@ def _now() -> str:
 def _again(plan: Plan, *, waits: bool) -> float | None:
     """Return the seconds to the next reconcile: few during work, more if a person has to act; None: at an event."""
     return SOON_S if plan.soon else WAITING_S if waits else None
-
-
-def _kind_of(body: Raw) -> dict[str, str]:
-    """Return the kind for a body that lacks it, as the items of a list do: the body is taken for a claim."""
-    return {"kind": "PersistentVolumeClaim"} if "kind" not in body else {}
