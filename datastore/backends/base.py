@@ -1,7 +1,7 @@
 """The interface of a backend: the place in the storage behind one Datastore. registry.py has the kinds of backends.
 
 Every method is idempotent, blocks until its deadline at most, and may not be called on an event loop. Errors are
-datastore.errors.DatastoreError; nothing here retries, since the reconcile loop does.
+datastore.errors.DatastoreError, except those of Cluster; nothing here retries, since the reconcile loop does.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Cluster(Protocol):
 
     namespace: of the controller and the nodes' mount daemons.
     Errors: AccessDenied without the right, NotFound without the namespace, InvalidRequest for a body that the server
-    refuses and for an object of another owner, Throttled, ServerFault, DeadlineExceeded, and those of the client.
+    refuses and for an object of another owner, Throttled, ServerFault, DeadlineExceeded. Without an answer, or when
+    this process may no longer write, an exception is raised that is no DatastoreError: a backend does not catch it.
     """
 
     namespace: str
