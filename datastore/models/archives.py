@@ -36,10 +36,17 @@ class Said(NamedTuple):
     digest: str = ""
 
 
+class Archive(NamedTuple):
+    """An open archive that is not compressed. state: as Node.state, of the file that the archive was opened from."""
+
+    file: IO[bytes]
+    state: str
+
+
 class ArchiveTree:
     """See ReadableTree. A context manager, whose end closes the archives."""
 
-    def __init__(self, location: str, archives: Sequence[IO[bytes]], *, prefix: str = "", layers: bool = False) -> None:
+    def __init__(self, location: str, archives: Sequence[Archive], *, prefix: str = "", layers: bool = False) -> None:
         """prefix: '' or ends with '/'; only what is below is shown. layers: archives may hide files of earlier ones."""
         self._location = location
         self._archives = archives
@@ -54,7 +61,7 @@ class ArchiveTree:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for each in self._archives:
-            each.close()
+            each.file.close()
 
     @property
     def location(self) -> str:
@@ -64,7 +71,7 @@ class ArchiveTree:
     def scan(self) -> list[Node]:
         """See ReadableTree."""
         nodes: dict[str, Node] = {}
-        for number, file in enumerate(self._archives):
+        for number, (file, _) in enumerate(self._archives):
             file.seek(0)
             try:
                 with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
@@ -82,7 +89,7 @@ class ArchiveTree:
     def read(self, node: Node, start: int, stop: int) -> Piece:
         """See ReadableTree."""
         number, _, offset = node.at.partition(":")
-        file = self._archives[int(number)]
+        file = self._archives[int(number)].file
         body = os.pread(file.fileno(), stop - start, int(offset) + start)
         if len(body) != stop - start:
             raise SourceChanged(f"{self._location}: became shorter while it was read")
@@ -120,7 +127,8 @@ class ArchiveTree:
             return linked._replace(path=path)
         if not info.isreg() or info.sparse is not None:
             raise SourceInvalid(f"{self._location}: {path} is a device, FIFO or sparse file, which no version can hold")
-        return Node(path, "file", info.size, mode, at=f"{number}:{info.offset_data}", state=f"{info.offset_data}")
+        state = f"{self._archives[number].state}:{info.offset_data}"
+        return Node(path, "file", info.size, mode, at=f"{number}:{info.offset_data}", state=state)
 
     def _path(self, name: str) -> str | None:
         """Return the path below the prefix; None for the root and names not below it. Errors: SourceInvalid."""
@@ -165,7 +173,7 @@ def open_layout(root: Path) -> Iterator[ArchiveTree]:
         )
     said = manifest.get("annotations", {})
     known = Said(str(said.get(VERSION_LABEL, "")), str(said.get(DIGEST_LABEL, "")))
-    files: list[IO[bytes]] = []
+    archives: list[Archive] = []
     try:
         for layer in manifest["layers"]:
             if layer["mediaType"] not in _LAYERS:
@@ -173,33 +181,35 @@ def open_layout(root: Path) -> Iterator[ArchiveTree]:
             path = layout.blob(str(layer["digest"]))
             if not known.digest:
                 _check_blob(path, str(layer["digest"]))
-            files.append(_plain(path))
-        tree = ArchiveTree(str(root), files, prefix=PREFIX, layers=True)
+            archives.append(_plain(path))
+        tree = ArchiveTree(str(root), archives, prefix=PREFIX, layers=True)
     except BaseException:
-        for each in files:
-            each.close()
+        for each in archives:
+            each.file.close()
         raise
     tree.said = known
     with tree:
         yield tree
 
 
-def _plain(path: Path) -> IO[bytes]:
+def _plain(path: Path) -> Archive:
     """Open the file, or a temporary file with its unpacked content if it is gzipped. Errors: SourceInvalid."""
     try:
         file = path.open("rb")
+        found = os.fstat(file.fileno())
+        state = f"{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
         if file.read(2) != _GZIP:
-            return file
-        file.close()
+            return Archive(file, state)
+        file.seek(0)
         unpacked = tempfile.TemporaryFile()  # noqa: SIM115  (the tree closes it)
         try:
-            with gzip.open(path) as packed:
+            with file, gzip.open(file) as packed:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
             unpacked.flush()
         except BaseException:
             unpacked.close()
             raise
-        return unpacked
+        return Archive(unpacked, state)
     except (OSError, EOFError) as error:
         raise SourceInvalid(f"{path}: can't be read: {error}") from None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
+import tarfile
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -466,6 +468,26 @@ class TestInterruptions:
         assert result.resumed_files == 0
         assert home.get(f"digits/{result.manifest.version}/saved_model.pb") == b"changed"
 
+    @promise("S-377")
+    @pytest.mark.parametrize("replaced", [False, True])
+    @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+    def test_an_archive_is_gone_on_with_only_if_it_is_the_same_file(
+        self, home: Home, tmp_path: Path, ending: str, replaced: bool
+    ) -> None:
+        """The other one has files of the same names at the same offsets, but with other bytes, and the last shorter."""
+        first, place = archive(tmp_path / f"first.{ending}", b"1", 100), tmp_path / f"x.{ending}"
+        first.rename(place)
+        with open_tar(place) as tree, pytest.raises(Stopped):
+            save(home.models(), tree, wish(save_id="job"), stop_after(3, resume=True))
+        if replaced:
+            archive(tmp_path / f"second.{ending}", b"2", 50).rename(place)
+        with open_tar(place) as tree:
+            result = save(home.models(), tree, wish(save_id="job"), Progress())
+
+        assert result.resumed_files == (0 if replaced else 3)
+        found = [home.get(f"digits/{result.manifest.version}/{name}") for name in "abc"]
+        assert found == ([b"2" * 100, b"2" * 100, b"2" * 50] if replaced else [b"1" * 100] * 3)
+
     @promise("S-388")
     def test_ctrl_c_leaves_nothing(self, home: Home, source: Path) -> None:
         models = home.models()
@@ -526,6 +548,19 @@ class TestInterruptions:
         models.reserve("digits", "x", "somewhere")
         assert list(models.garbage("digits")) == []
         assert len(list(models.garbage("digits", stale_s=-1))) == 1
+
+
+def archive(place: Path, fill: bytes, last: int) -> Path:
+    """A tar file of two files with 100 bytes, one with `last`, and a link, before which a save can still be stopped."""
+    with tarfile.open(place, "w:gz" if place.suffix == ".gz" else "w") as made:
+        for name, size in {"a": 100, "b": 100, "c": last}.items():
+            member = tarfile.TarInfo(name)
+            member.size = size
+            made.addfile(member, io.BytesIO(fill * size))
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = tarfile.SYMTYPE, "a"
+        made.addfile(member)
+    return place
 
 
 def stop_after(files: int, *, resume: bool) -> Progress:
