@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import stat
 import time
@@ -46,6 +47,8 @@ WAIT_S = 90.0
 _TRIES = 3
 _SEPARATOR = "|"
 _LOCK, _TEMPORARY, _BROKEN = ".lock", ".tmp", ".broken"
+_LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|broken)")
+"""The name of a temporary file, and of a lock that was being broken: with a token between the dots."""
 
 _NOT_EXCLUSIVE = {
     "fuse.s3fs": "s3fs",
@@ -147,7 +150,7 @@ class DirectoryStorage:
                         for each in found
                         if not each.name.startswith(".")
                     ]
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def tree(self, path: str) -> DirectoryTree:
@@ -160,9 +163,8 @@ class DirectoryStorage:
         removed = 0
         with _told(at):
             for name in os.listdir(at) if at.is_dir() else ():
-                ours = name.startswith(".") and name.endswith((_LOCK, _TEMPORARY, _BROKEN))
                 with suppress(FileNotFoundError):  # its writer has just ended
-                    if ours and time.time() - os.lstat(at / name).st_mtime > self._stale_s + WAIT_S:
+                    if _is_left_over(at / name) and time.time() - os.lstat(at / name).st_mtime > self._stale_s + WAIT_S:
                         (at / name).unlink()
                         removed += 1
         return removed
@@ -241,6 +243,13 @@ def _break(lock: Path, at: Path, dead: str, token: str) -> None:
     if moved and moved != dead:
         at.with_name(f".{at.name}.{moved}{_TEMPORARY}").unlink(missing_ok=True)
     broken.unlink(missing_ok=True)
+
+
+def _is_left_over(at: Path) -> bool:
+    """Return whether a name is that of a temporary file or lock of ours; others keep files in the same directories."""
+    if at.name.startswith(".") and at.name.endswith(_LOCK) and at.is_symlink():
+        return _SEPARATOR in os.readlink(at)
+    return _LEFT_OVER.fullmatch(at.name) is not None
 
 
 def _renamed(fresh: Path, at: Path) -> bool:

@@ -401,9 +401,9 @@ class Models:
         return self._clear(garbage.model, garbage.number)
 
     def sweep(self, model: str) -> int:
-        """Remove what interrupted writers of documents left; return how many files went."""
-        folders = (model, f"{model}/aliases", f"{model}/uses")
-        return sum(self.storage.sweep(folder) for folder in folders)
+        """Remove what interrupted writers of documents left, of MARKER too; return how many files went."""
+        used = [f"{model}/uses/{number}" for number, _ in self.storage.names(f"{model}/uses")]
+        return sum(self.storage.sweep(folder) for folder in ("", model, f"{model}/aliases", *used))
 
     def time(self) -> str:
         """Return the time now, in the format of manifests."""

@@ -338,20 +338,28 @@ class TestDirectory:
     def test_what_dead_writers_left_is_swept_when_nobody_can_want_it(self, tmp_path: Path) -> None:
         storage = DirectoryStorage(tmp_path)
         storage.create("m/alias", b"1")
-        old, young = tmp_path / "m" / ".alias.a.tmp", tmp_path / "m" / ".alias.b.tmp"
-        old.write_bytes(b"")
-        young.write_bytes(b"")
-        for each in (old, tmp_path / "m" / "alias"):
-            os.utime(each, (time.time() - 600, time.time() - 600))
-        assert storage.sweep("m") == 1
-        assert sorted(os.listdir(tmp_path / "m")) == [".alias.b.tmp", "alias"]
+        young = f".alias.{'b' * 16}.tmp"
+        dead = [f".alias.{'a' * 16}.tmp", f".alias.{'a' * 16}.broken", ".alias.lock"]
+        of_others = [".notes.tmp", ".notes.lock", ".session.lock"]
+        for name in (*dead, young, *of_others):
+            at = tmp_path / "m" / name
+            if name == ".alias.lock":
+                at.symlink_to(f"{'a' * 16}|kernel|1:1")
+            elif name == ".session.lock":
+                at.symlink_to("elsewhere")
+            else:
+                at.write_bytes(b"")
+        for name in (*dead, *of_others, "alias"):
+            os.utime(tmp_path / "m" / name, (time.time() - 600, time.time() - 600), follow_symlinks=False)
+        assert storage.sweep("m") == 3
+        assert sorted(os.listdir(tmp_path / "m")) == sorted([young, *of_others, "alias"])
 
     def test_a_writer_that_ends_meanwhile_does_not_end_a_sweep(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         storage = DirectoryStorage(tmp_path)
         storage.create("m/alias", b"1")
-        monkeypatch.setattr(os, "listdir", lambda _: [".alias.a.tmp", "alias"])
+        monkeypatch.setattr(os, "listdir", lambda _: [f".alias.{'a' * 16}.tmp", "alias"])
         assert storage.sweep("m") == 0
 
     def test_a_wrong_tag_is_refused(self, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -345,6 +346,28 @@ class TestGarbage:
 
         assert [list(models.garbage(name, stale_s=-1)) for name in models.names()] == [[], []]
         assert saved(models, source) == 10
+
+    @promise("S-376", "S-382")
+    def test_what_a_killed_writer_left_goes_wherever_documents_are(self, tmp_path: Path, source: Path) -> None:
+        """Also of what serves a version, and in the root, where others have their files."""
+        storage = DirectoryStorage(tmp_path)
+        models = Models(storage, who="tester")
+        saved(models, source)
+        models.set_alias("digits", "prod", 1)
+        models.add_use("digits", 1, Use(id="uid-1", who="Serving ml/digits"))
+        (tmp_path / "notes").mkdir()
+        (tmp_path / "notes" / "uses").write_bytes(b"a file of somebody else")
+        (tmp_path / ".notes.tmp").write_bytes(b"another one")
+        before = sorted(tmp_path.rglob("*"))
+        for document in ("digits/1.json", "digits/aliases/prod", "digits/uses/1/uid-1", MARKER):
+            at = tmp_path / document
+            at.with_name(f".{at.name}.{'0' * 16}.tmp").write_bytes(b"")
+            at.with_name(f".{at.name}.lock").symlink_to(f"{'0' * 16}|kernel|1:1")
+        for each in tmp_path.rglob(".*"):
+            os.utime(each, (time.time() - 600, time.time() - 600), follow_symlinks=False)
+
+        assert sum(models.sweep(model) for model in models.names()) == 8
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 class TestServersWithoutConditions:
