@@ -84,7 +84,8 @@ def _retry(record: MountRecord) -> None:
 
 
 def _save(record: MountRecord, directory: Path) -> None:
-    """Copy each file below the directory. Errors: DatastoreError naming the first file that exists already; OSError."""
+    """Copy each file below the directory. Errors: DatastoreError naming the first file that can't be copied or exists
+    already. A copy that breaks off is removed, so that each file there is whole."""
     files = unsent.unsent_files(record.state_dir)
     for each in files:
         target = directory / each["path"].lstrip("/")
@@ -93,9 +94,18 @@ def _save(record: MountRecord, directory: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(each["file"], "rb") as source, target.open("xb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
+                try:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+                    copy.flush()
+                except BaseException:
+                    target.unlink(missing_ok=True)
+                    raise
         except FileExistsError as error:
             raise DatastoreError(f"{target} exists already; name another directory") from error
+        except OSError as error:
+            raise DatastoreError(
+                f"{each['path']} can't be copied to {target}: {error.strerror}; repeat it with another directory"
+            ) from error
         note(f"{each['path']} is saved as {target}{_gaps(each['missing'])}")
     if not files:
         note(f"everything of {record.name} is uploaded")

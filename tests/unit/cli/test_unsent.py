@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -107,6 +110,25 @@ def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
     assert again.code == 1
     assert "exists already; name another directory" in again.err
     assert len(json.loads(cli("unsent", "output", "-o", "json").out)) == 3
+
+
+@promise("S-47")
+@pytest.mark.parametrize(("error", "code"), [(OSError(errno.ENOSPC, "full"), 1), (KeyboardInterrupt(), 130)])
+def test_a_copy_that_breaks_off_is_removed(
+    cli: Cli, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    """So it can be repeated there, and nobody takes a part for the file."""
+
+    def broken(source: IO[bytes], copy: IO[bytes], length: int) -> None:
+        copy.write(source.read(100))
+        raise error
+
+    with monkeypatch.context() as breaking:
+        breaking.setattr(shutil, "copyfileobj", broken)
+        failed = cli("unsent", "output", "--save", tmp_path / "saved")
+    assert (failed.code, list((tmp_path / "saved").iterdir())) == (code, [])
+    assert (f"a.txt can't be copied to {tmp_path}/saved/a.txt: full; repeat it" in failed.err) is (code == 1)
+    assert cli("unsent", "output", "--save", tmp_path / "saved").code == 0
 
 
 @promise("S-47")
