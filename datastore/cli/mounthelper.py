@@ -14,6 +14,7 @@ from typing import NoReturn
 from datastore.api.manifest import load
 from datastore.cli.main import leave, run
 from datastore.errors import DatastoreError
+from datastore.mounting import mounttable
 from datastore.mounting.directory import real_path, record_at
 
 USAGE, FAILED = 1, 32
@@ -79,7 +80,7 @@ def mount() -> NoReturn:
 def _is_there(arguments: list[str], directory: str) -> bool:
     """Return whether this Datastore is mounted there already, so that `mount --all` can be repeated."""
     there = record_at(real_path(directory))
-    if there is None or not there.pids:
+    if there is None or not (there.pids or (there.in_kernel and mounttable.mounted_at(there.mountpoint))):
         return False
     _, file, *name, _ = arguments[arguments.index("--") :]
     try:

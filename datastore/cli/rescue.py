@@ -71,6 +71,9 @@ def _state(each: dict[str, Any]) -> str:
 
 def _retry(record: MountRecord) -> None:
     """Have the server upload all files. Errors: Unsynced with what is left; Interrupted, but the server goes on."""
+    if record.in_kernel:  # no server of ours keeps changes of it
+        note(f"everything of {record.name} is uploaded")
+        return
     if not record.pids:
         raise DatastoreError(f"{record.mountpoint}: is not mounted; mounting it there again uploads what is left")
     with watching() as watch, controlclient.connected(record.state_dir) as connection:

@@ -100,6 +100,14 @@ def state_of(root: Path, name: str) -> Path:
     return found
 
 
+def mounted_by_the_kernel(root: Path, name: str, place: Path, kind: str) -> None:
+    """What a command leaves that had the kernel mount a Datastore: no process of ours serves that."""
+    state_dir = root / f"{name}-kernel"
+    state_dir.mkdir(parents=True)
+    seen = {"name": name, "mountpoint": str(place), "location": f"{kind}:/{name}", "kind": kind}
+    (state_dir / "mount.json").write_text(json.dumps({"spec": seen}))
+
+
 def asked(root: Path, name: str) -> list[dict[str, object]]:
     """What a fake server was asked."""
     return [json.loads(line) for line in (state_of(root, name) / "asked").read_text().splitlines()]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from datastore import errors
 from datastore.api import crd
-from datastore.cli import app, hostchecks
+from datastore.cli import app, hostchecks, mounthelper
 from datastore.cli.console import one_line
 from datastore.cli.exitcodes import MEANING, ExitCode, exit_code_for
 from datastore.cli.findings import Level
@@ -23,7 +23,7 @@ from datastore.cli.mounthelper import mount_arguments
 from datastore.mounting import places
 from tests.promises import promise
 
-from .conftest import Cli
+from .conftest import Cli, mounted_by_the_kernel
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 ALL_ERRORS = [
@@ -214,6 +214,32 @@ def test_a_mount_option_that_there_is_not_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"'{option}' is unknown"):
         mount_arguments("f", "/d", ["ro", option])
     assert mount_arguments("f", "/d", ["ro", option], sloppy=True) == ["mount", "--read-only", "--", "f", "/d"]
+
+
+@promise("S-197")
+@pytest.mark.parametrize("kind", ["nfs", "bind"])
+@pytest.mark.parametrize("there", [True, False])
+def test_mount_all_can_be_repeated_where_the_kernel_mounts(
+    root: Path, tmp_path: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch, kind: str, there: bool
+) -> None:
+    """A record that outlived its mount, as after a reboot, is no mount."""
+    place = tmp_path.resolve() / "d"
+    mounted_by_the_kernel(root, "output", place, kind)
+    (tmp_path / "mountinfo").write_text(f"36 35 8:1 / {place} rw - nfs4 h:/output rw\n" if there else "")
+    monkeypatch.setattr("datastore.mountinfo.MOUNTINFO", tmp_path / "mountinfo")
+    ran: list[list[str]] = []
+
+    def run(arguments: list[str]) -> int:
+        ran.append(arguments)
+        return 0
+
+    monkeypatch.setattr(mounthelper, "run", run)
+    monkeypatch.setattr(mounthelper, "leave", sys.exit)
+    monkeypatch.setattr(sys, "argv", ["mount.datastore", str(manifest), str(place), "-o", "rw,name=output"])
+    with pytest.raises(SystemExit) as left:
+        mounthelper.mount()
+    assert left.value.code == 0
+    assert ran == ([] if there else [["mount", "--", str(manifest), "output", str(place)]])
 
 
 @given(st.text())

@@ -19,7 +19,7 @@ from datastore.fuse.state.statedb import StateDb
 from datastore.mounting.unsent import remaining
 from tests.promises import promise
 
-from .conftest import Cli, state_of
+from .conftest import Cli, mounted_by_the_kernel, state_of
 
 KEPT = "another client changed this file since it was opened (conflict: fail); what was written is kept on disk"
 
@@ -154,6 +154,15 @@ def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, t
         assert journal.execute("select count(*) from unsent").fetchone() == (3,)
     last = (state_dir / "asked").read_text().splitlines()[-1]
     assert json.loads(last) == {"op": "discard", "path": "d/c.txt"}
+
+
+@promise("S-47")
+@pytest.mark.parametrize("kind", ["nfs", "bind"])
+def test_a_mount_of_the_kernel_has_nothing_that_waits(cli: Cli, root: Path, tmp_path: Path, kind: str) -> None:
+    """Also for a retry, although there is no server to ask."""
+    mounted_by_the_kernel(root, "output", tmp_path / "d", kind)
+    for option in ([], ["--retry"]):
+        assert cli("unsent", "output", *option) == (0, "", "everything of output is uploaded\n")
 
 
 def test_one_thing_at_a_time(cli: Cli, left: Path, tmp_path: Path) -> None:
