@@ -32,8 +32,7 @@ _POLL_S = 0.02
 def mount(
     manifest: Manifest, datastore: Datastore, mountpoint: str, options: MountOptions, watch: SignalWatch
 ) -> MountRecord:
-    """Mount a Datastore at an absolute path. Errors: any DatastoreError, Interrupted; then nothing stays mounted, but
-    see _mount_in_kernel() for an exception."""
+    """Mount a Datastore at an absolute path. Errors: any DatastoreError, Interrupted; then nothing stays mounted."""
     if not datastore.spec.s3 and (options.uid, options.gid, options.umask) != (None, None, None):
         raise InvalidManifest(
             f"Datastore {datastore.name}: --uid, --gid and --umask are for s3; {datastore.spec.backend} knows owners"
@@ -51,7 +50,7 @@ def mount(
     with _locked(state_dir), _prepared(mountpoint) as made:
         _refuse_serving(state_dir, mountpoint)
         seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location}
-        write_json(state_dir / COMMAND_FILE, {**seen, "read_only": spec.read_only, "made": made})
+        _keep(mountpoint, state_dir / COMMAND_FILE, {**seen, "read_only": spec.read_only, "made": made})
         ready = start(spec, watch)
     return MountRecord(
         state_dir=state_dir,
@@ -98,17 +97,33 @@ def _mount_in_kernel(
     state_dir: Path, seen: Mapping[str, object], mount: Callable[[], None], watch: SignalWatch
 ) -> MountRecord:
     """Make a mount that needs no process of ours. Errors: those of `mount`, MountFailed, Interrupted, with nothing left
-    mounted; MountFailed or OSError when the record of the mount can't be kept, and then the mount stays."""
-    with _locked(state_dir), _prepared(str(seen["mountpoint"])) as made:
-        _refuse_serving(state_dir, str(seen["mountpoint"]))
-        write_json(state_dir / COMMAND_FILE, {"made": made})
-        watch.check()
-        mount()
-        write_json(state_dir / MOUNT_FILE, {"spec": seen})
-    record = read_record(state_dir)
-    if record is None:
-        raise MountFailed(f"{state_dir}: can't keep the record of this mount")
+    mounted: the record of the mount is kept before there is one."""
+    mountpoint = str(seen["mountpoint"])
+    with _locked(state_dir), _prepared(mountpoint) as made:
+        _refuse_serving(state_dir, mountpoint)
+        _keep(mountpoint, state_dir / COMMAND_FILE, {"made": made})
+        _keep(mountpoint, state_dir / MOUNT_FILE, {"spec": seen})
+        try:
+            record = read_record(state_dir)
+            if record is None:
+                raise MountFailed(f"{mountpoint}: is not mounted, as its record in {state_dir} can't be read")
+            watch.check()
+            mount()
+        except BaseException:
+            (state_dir / MOUNT_FILE).unlink(missing_ok=True)
+            raise
     return record
+
+
+def _keep(mountpoint: str, path: Path, record: Mapping[str, object]) -> None:
+    """Write a record of a mount that is about to be made. Errors: MountFailed."""
+    try:
+        write_json(path, record)
+    except OSError as error:
+        raise MountFailed(
+            f"{mountpoint}: is not mounted, as its record {path} can't be written: {error.strerror}; correct that and "
+            "mount it again"
+        ) from error
 
 
 @contextmanager

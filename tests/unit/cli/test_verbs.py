@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore.mounting import launch, lifecycle, mountserver, records, unmounting
+from datastore.api.resolve import state_name
+from datastore.errors import MountFailed
+from datastore.mounting import launch, lifecycle, mountserver, mounttable, records, unmounting
 from tests.promises import promise
 
 from .conftest import Cli, asked, leave_unsent, state_of
@@ -133,6 +135,36 @@ def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifes
     line = "error: another datastore command is mounting the same Datastore there\n"
     assert done == (5, "", line)
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("fails", ["record", "mount"])
+def test_what_the_kernel_mounts_is_never_without_a_record(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Where that can't be kept, as on a full disk, nothing is mounted; where the mount fails, none is left."""
+    place, binds = tmp_path.resolve() / "d", 0
+    manifest.write_text(
+        "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: here}\n"
+        f"spec: {{local: {{path: {tmp_path}}}}}\n"
+    )
+
+    def bind(source: str, path: str, *, read_only: bool) -> None:
+        nonlocal binds
+        binds += 1
+        assert [each.mountpoint for each in records.all_records()] == [str(place)]
+        raise MountFailed("refused")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(mounttable, "bind", bind)
+    record = root / state_name("here", str(place), f"local:{tmp_path}") / "mount.json"
+    if fails == "record":
+        record.mkdir(parents=True)
+    done = cli("mount", manifest, "here", place)
+    assert (done.code, binds) == ((5, 0) if fails == "record" else (5, 1))
+    told = f"{place}: is not mounted, as its record {record} can't be written" if fails == "record" else "refused"
+    assert done.err.startswith(f"error: {told}")
+    assert not place.exists()
+    assert cli("list", "-o", "json").out == "[]\n"
 
 
 @promise("S-140")
