@@ -89,7 +89,7 @@ def _retry(record: MountRecord) -> None:
 def _save(record: MountRecord, directory: Path) -> None:
     """Copy each file below the directory. Errors: DatastoreError naming the first file that can't be copied or exists
     already. A copy that breaks off is removed, so that each file there is whole."""
-    files = unsent.unsent_files(record.state_dir)
+    files = unsent.unsent_files(record.state_dir, every=True)
     for each in files:
         target = directory / each["path"].lstrip("/")
         if ".." in Path(each["path"]).parts:

@@ -23,12 +23,14 @@ _MAGIC = b"SQLite format 3\0"
 _TIMEOUT_S = 1.0
 
 
-def unsent_files(state_dir: Path) -> list[dict[str, Any]]:
-    """Return at most MAX_SHOWN changed files, as in a server's status: path, bytes, since (seconds), error or None.
-    stuck: a retry is no use, so a person has to save or discard the file. staging, file: the name and the path of the
-    staging file. missing: how many of its bytes were never fetched from the object that was changed."""
+def unsent_files(state_dir: Path, *, every: bool = False) -> list[dict[str, Any]]:
+    """Return the changed files, at most MAX_SHOWN unless `every` is set, as in a server's status: path, bytes, since
+    (seconds), error or None. stuck: a retry is no use, so a person has to save or discard the file. staging, file: the
+    name and the path of the staging file. missing: how many of its bytes were never fetched from the object that was
+    changed."""
     found: list[dict[str, Any]] = []
-    for row in _rows(state_dir)[:MAX_SHOWN]:
+    rows = _rows(state_dir)
+    for row in rows if every else rows[:MAX_SHOWN]:
         file = _file(state_dir, row)
         size = _size(file)
         found.append(
@@ -48,7 +50,7 @@ def unsent_files(state_dir: Path) -> list[dict[str, Any]]:
 
 def discard(state_dir: Path, path: str) -> int:
     """Drop the changed files of this path for good; return how many. Only to be called while no server runs."""
-    names = [each["staging"] for each in unsent_files(state_dir) if each["path"] == path]
+    names = [_file(state_dir, row).name for row in _rows(state_dir) if str(row["key"]) == path]
     for database in _databases(state_dir):
         with closing(sqlite3.connect(database, timeout=_TIMEOUT_S, isolation_level=None)) as connection:
             connection.executemany("delete from unsent where staging=?", [(name,) for name in names])

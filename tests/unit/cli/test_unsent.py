@@ -16,6 +16,7 @@ import pytest
 
 from datastore.fuse.state.rows import Unsent
 from datastore.fuse.state.statedb import StateDb
+from datastore.mounting import unsent
 from datastore.mounting.unsent import remaining
 from tests.promises import promise
 
@@ -140,6 +141,18 @@ def test_it_discards(cli: Cli, left: Path) -> None:
     missing = cli("unsent", "output", "--discard", "d/c.txt")
     assert missing.code == 1
     assert "nothing of this path" in missing.err
+
+
+@promise("S-47")
+def test_what_is_too_much_to_be_listed_is_saved_and_discarded_all_the_same(
+    cli: Cli, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsent, "MAX_SHOWN", 2)
+    assert "d/c.txt" not in cli("unsent", "output").out
+    assert cli("unsent", "output", "--save", tmp_path / "saved").code == 0
+    assert (tmp_path / "saved/d/c.txt").exists()
+    assert cli("unsent", "output", "--discard", "d/c.txt") == (0, "", "d/c.txt is discarded\n")
+    assert remaining(left) == 2
 
 
 @promise("S-47")
