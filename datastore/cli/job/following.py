@@ -15,7 +15,7 @@ from rich.text import Text
 
 from datastore.cli.console import note, one_line
 from datastore.cli.job.shown import progress
-from datastore.errors import Unreachable
+from datastore.errors import DatastoreError, Unreachable
 from datastore.kubeclient import Outage
 from datastore.mounting.signals import SignalWatch
 from datastore.training.driver import Driver, LogLine, Observed
@@ -31,7 +31,8 @@ class Detached(Exception):
 
 
 def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
-    """Show a job until it has finished or is suspended, and return its state then. Errors: Detached; DatastoreError."""
+    """Show a job until it has finished or is suspended, and return its state then. Errors: Detached; DatastoreError.
+    A log that can't be read is told, and does not end this."""
     lines: queue.Queue[LogLine | None] = queue.Queue(_QUEUE)
     threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
     before: dict[str, State] = {}
@@ -82,6 +83,8 @@ def _read(driver: Driver, name: str, namespace: str, lines: queue.Queue[LogLine 
     try:
         for line in driver.logs(name, namespace, follow=True):
             lines.put(line)
+    except (DatastoreError, OSError) as error:
+        note(f"{error}; the log is not shown from here on; the job is not affected")
     finally:
         lines.put(None)
 

@@ -125,3 +125,16 @@ def test_a_job_is_shown_over_an_outage_and_that_is_said(
         observed = following.follow(cluster, "digits", "team", watch)
     assert observed.status.phase == "Succeeded"
     assert capsys.readouterr().err.count("the job goes on") == 1
+
+
+def test_a_job_whose_log_can_not_be_read_is_shown_to_its_end(
+    cluster: driver.KubernetesDriver, capsys: pytest.CaptureFixture[str], api: PlayedApi
+) -> None:
+    """Why is said in one line."""
+    api.refused[LOG] = (403, "pods/log is forbidden")
+    api.objects[JOB]["status"]["phase"] = "Succeeded"
+    with watching() as watch:
+        observed = following.follow(cluster, "digits", "team", watch)
+    assert observed.status.phase == "Succeeded"
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "the log is not shown" in line]
+    assert "pods/log is forbidden" in said
