@@ -343,16 +343,17 @@ class Uploads:
         """Drop unsent files, by key or path, that belong to no node or failed and are not open; return how many."""
         core = self._core
         nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
-        dropped = 0
+        named = set()
         for node in nodes:
             async with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
+                    named.add(node.staged.name)
                     self.set_aside(node)
-        for name, left in list(self.orphans.files.items()):
-            if path in (left.to.key, left.to.key.removeprefix(core.nodes.root.key)):
-                await self.orphans.drop(name)
-                dropped += 1
-        return dropped
+        keys = (path, core.nodes.root.key + path)
+        named.update(name for name, left in self.orphans.files.items() if left.to.key in keys)
+        for name in named:
+            await self.orphans.drop(name)
+        return len(named)
 
     def unsent(self) -> list[dict[str, object]]:
         """Return the files that are not in the store, for `datastore status`: see orphans.listed()."""

@@ -291,6 +291,20 @@ def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> N
     assert world.body("d/f") == b"newer"
 
 
+@promise("S-19", "S-47")
+@pytest.mark.parametrize("name", ["a\x01b", "\udcff", "x.rclonelink", "d/f"])
+def test_bytes_are_dropped_by_the_path_that_is_listed(world: World, name: str) -> None:
+    """Also where the key of the object differs from it."""
+    one = world.client(prefix="p/")
+    one.local.mkdir("d")
+    one.faulty.plan = no_writes
+    failing(errno.EIO, one.local.write, name, b"unsent")
+    (row,) = one.fs.uploads.unsent()
+    assert row["path"] == name
+    assert resolve(one.fs.uploads.forget(name)) == 1
+    one.nothing_left()
+
+
 @promise("S-19")
 def test_only_the_bytes_that_a_person_names_are_dropped(world: World) -> None:
     """Of three files that could not be sent, one is given up; the others are sent later, and so is one that is open."""
