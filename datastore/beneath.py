@@ -24,33 +24,39 @@ _FLAGS = Struct("<i4x")
 
 def protect(directory_fd: int, note: Path, *, immutable: bool = True) -> None:
     """Note the mode of an open directory, remove its write bits, and make it immutable if `immutable` is set and we are
-    root. If the system refuses a step, the rest is skipped silently. An immutable directory is left unchanged."""
+    root. If the system refuses a step, the rest is skipped silently. An immutable directory is left unchanged. A note
+    that is there already stays: restore() could not restore the mode in it yet."""
     with suppress(OSError):
         if _is_immutable(directory_fd):
             return
         mode = os.fstat(directory_fd).st_mode & 0o7777
-        note.write_text(json.dumps({"mode": mode}))
+        if not note.exists():
+            note.write_text(json.dumps({"mode": mode}))
         os.fchmod(directory_fd, mode & UNWRITABLE | 0o500)
         if immutable and os.geteuid() == 0:
             _set_immutable(directory_fd, on=True)
 
 
 def restore(mountpoint: str, note: Path) -> None:
-    """Undo protect(): restore the mode that is noted, and remove the note. Nothing may be mounted there. Idempotent."""
+    """Undo protect(): restore the mode that is noted, and remove the note. Nothing may be mounted there. Idempotent.
+    If the system refuses that, the note stays, so that the next mount there tries it again."""
     try:
         mode = int(json.loads(note.read_text())["mode"])
         directory_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         note.unlink(missing_ok=True)
+        return
+    except OSError:
         return
     try:
         with suppress(OSError):
             _set_immutable(directory_fd, on=False)
         with suppress(OSError):
-            os.fchmod(directory_fd, mode)
+            if os.fstat(directory_fd).st_mode & 0o7777 != mode:
+                os.fchmod(directory_fd, mode)
+            note.unlink(missing_ok=True)
     finally:
         os.close(directory_fd)
-    note.unlink(missing_ok=True)
 
 
 def free(mountpoint: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -33,6 +34,29 @@ def test_a_directory_gets_its_mode_back(tmp_path: Path) -> None:
     (place / "file").touch()
     beneath.restore(str(place), note)
     assert (place / "file").exists()
+
+
+@promise("S-60")
+@pytest.mark.parametrize("call", ["open", "fchmod"])
+def test_a_mode_that_can_not_be_given_back_now_is_given_back_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Also if the directory is mounted on again before that."""
+
+    def refused(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    place, note = tmp_path / "m", tmp_path / "note"
+    place.mkdir()
+    place.chmod(0o751)
+    protected(place, note)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(os, call, refused)
+        beneath.restore(str(place), note)
+    protected(place, note)
+    beneath.restore(str(place), note)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o751
+    assert not note.exists()
 
 
 @promise("S-60")
