@@ -63,9 +63,9 @@ class S3(Part):
     bucket: Bucket = Field(description="Name of the bucket.")
     prefix: Prefix = Field(
         "",
-        description="Only the keys that start with this are shown, and the rest of the key is the path. Taken exactly "
-        "as written, except that a '/' is added at its end if there is none; it can't start with '/'. "
-        "Empty: the whole bucket.",
+        description="Prefix of the keys that are shown; the rest of a key is the path of its file. The prefix is "
+        "taken exactly as written, except that a '/' is added at its end if there is none; it can't start with '/'. "
+        "Left out: the whole bucket.",
     )
     endpoint: Endpoint = Field(
         "",
@@ -73,31 +73,35 @@ class S3(Part):
     )
     region: Region = Field(
         "",
-        description="Region of the bucket, e.g. eu-central-1; a wrong one is an error. Left out: the region of the AWS "
-        "configuration, else us-east-1, and if the server names another one for the bucket, that one.",
+        description="Region of the bucket, e.g. eu-central-1; a wrong region is an error. Left out: the region of "
+        "the AWS configuration, or us-east-1 if that has none; if the server then names another region for the "
+        "bucket, that region.",
     )
     force_path_style: Flag = Field(
         False,
-        description="Ask for ENDPOINT/BUCKET/KEY, not BUCKET.ENDPOINT/KEY. This is always so for endpoints without a "
-        "dot or by address (http://minio, http://127.0.0.1), and for buckets with a dot in the name.",
+        description="Use URLs of the form ENDPOINT/BUCKET/KEY, not BUCKET.ENDPOINT/KEY. The first form is used in "
+        "any case if the endpoint's host is an address or has no dot (http://127.0.0.1, http://minio), and if the "
+        "bucket's name has a dot.",
     )
     credentials_secret: SecretName | None = Field(
         None,
         description="Name of a Secret in the same namespace with the keys AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
-        "and, if any, AWS_SESSION_TOKEN (accessKeyID, secretAccessKey and sessionToken are understood too). On a "
-        "laptop the Secret stands in the same file; if the file holds no Secret at all, or this field is left out, "
-        "the default AWS chain is asked: environment, profile, SSO, web identity, container, instance.",
+        "and, if needed, AWS_SESSION_TOKEN (or accessKeyID, secretAccessKey and sessionToken). On a laptop the "
+        "Secret is in the same file; if the file has no Secret at all, or this field is left out, the default AWS "
+        "credential chain is used: environment, profile, SSO, web identity, container, instance. In a cluster a "
+        "Secret is needed, unless the administrator lends the cluster's identity (--ambient-credentials).",
     )
     ca_bundle: Certificate = Field(
         "",
-        description="Certificates, as PEM text, that the server's certificate is checked against besides the "
-        "system's. Certificates are public, so they stand here and not in a Secret.",
+        description="Certificates, as PEM text, against which the server's certificate is checked, besides those of "
+        "the system. Certificates are public, so they can stand here. Left out: the value ca.crt (or caBundle) of "
+        "the Secret that credentialsSecret names, if it has one.",
     )
     create: Flag = Field(False, description="Create the bucket if it does not exist.")
 
 
 class NFS(Part):
-    """An NFS export: `{}` is one of its own, `{server, path}` one that exists."""
+    """An NFS export: `{}` makes a new one for the Datastore, `{server, path}` names an existing one."""
 
     model_config = rules(
         {"rule": "has(self.server) == has(self.path)", "message": "set both of server and path, or none of them"},
@@ -106,10 +110,11 @@ class NFS(Part):
 
     server: Host | None = Field(
         None,
-        description="Host name or address of the NFS server. Left out, with path: an export of its own is made, as the "
-        "administrator's default StorageClass for NFS says; storageClassName in place of nfs names another one.",
+        description="Host name or address of the NFS server. Left out, together with path: in a cluster a new export "
+        "is made from the StorageClass that the administrator marked as the default for NFS; for another class, set "
+        "storageClassName in place of nfs.",
     )
-    path: AbsolutePath | None = Field(None, description="The exported directory, or one below it.")
+    path: AbsolutePath | None = Field(None, description="The exported directory, or a directory below it.")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
@@ -128,14 +133,14 @@ class SFTP(Part):
     port: Port = Field(22, description="Port of the SSH server.")
     credentials_secret: SecretName | None = Field(
         None,
-        description="Name of a Secret in the same namespace with the keys username and ssh-privatekey or password. On "
-        "a laptop the Secret stands in the same file; if the file holds no Secret at all, or this field is left out, "
+        description="Name of a Secret in the same namespace with the key username, and ssh-privatekey or password. "
+        "On a laptop the Secret is in the same file; if the file has no Secret at all, or this field is left out, "
         "your own SSH configuration, agent and keys are used.",
     )
     known_hosts: KnownHosts | None = Field(
         None,
-        description="The server's public keys, as lines of a known_hosts file (ssh-keyscan prints them). Left out, on "
-        "a laptop only: your own known_hosts files. A server with another key is refused.",
+        description="Public keys of the server, as lines of a known_hosts file (ssh-keyscan prints them). A server "
+        "with another key is refused. Left out, on a laptop only: your own known_hosts files are used.",
     )
 
 
@@ -145,10 +150,14 @@ class GlusterFS(Part):
     model_config = rules(*_immutable("volume", optional=("path",)))
 
     servers: Annotated[tuple[Host, ...], Field(min_length=1, max_length=16)] = Field(
-        description="Host names or addresses of GlusterFS servers; any of them tells where the volume's bricks are."
+        description="Host names or addresses of GlusterFS servers; each of them can say where the volume's bricks are."
     )
     volume: Annotated[Line, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_-]*$")] = Field(description="Name of the volume.")
-    path: PlainPath = Field("/", description="The directory of the volume that is shown; without commas and blanks.")
+    path: PlainPath = Field(
+        "/",
+        description="Directory of the volume that is shown. It can't have blanks, commas, brackets, quotes, "
+        "backslashes or '$'.",
+    )
 
 
 class Claim(Part):
@@ -164,12 +173,15 @@ class Claim(Part):
 
     name: DnsName | None = Field(None, description="Name of an existing PersistentVolumeClaim in the same namespace.")
     storage_class_name: DnsName | None = Field(
-        None, description="StorageClass of a new PersistentVolumeClaim, which gets the Datastore's `capacity`."
+        None,
+        description="Name of a StorageClass, from which a new PersistentVolumeClaim is made. The claim asks for the "
+        "Datastore's `capacity`, or for 1Gi if that is left out.",
     )
     probe: Flag = Field(
         False,
-        description="Find out once what the volume can do, and how much is on it, by a pod that mounts it for a moment "
-        "and leaves nothing behind. Only where the administrator allows such pods (--probe-claims).",
+        description="Find out once what the volume can do, and how much is stored on it, by a pod that mounts it for "
+        "a moment and leaves nothing behind. This works only where the administrator allows such pods "
+        "(--probe-claims).",
     )
 
     @model_validator(mode="after")
@@ -188,27 +200,29 @@ class Local(Part):
 
 
 class Cache(Part):
-    """The cache on local disk of what was read from the backend."""
+    """Cache, on a local disk, of what was read from the backend."""
 
     size: SizeBytes = Field(
         DEFAULT_CACHE_BYTES,
-        description="Most disk space the cache takes; the least recently used data goes first. Data that is not "
-        "uploaded yet is kept beside it and never dropped. In a cluster the administrator's ceilings count as well.",
+        description="The most disk space that the cache takes; the least recently used data is dropped first. Data "
+        "that is not uploaded yet is kept outside the cache and never dropped. In a cluster the administrator's "
+        "limits for each volume and each node hold as well.",
         json_schema_extra={"default": "10Gi"},
     )
     dir: AbsolutePath | None = Field(
         None,
         description="Directory of the cache, on a laptop only (in a cluster the administrator chooses it). Left out: "
-        "$XDG_CACHE_HOME/kube-datastore/objects, that is ~/.cache/kube-datastore/objects.",
+        "$XDG_CACHE_HOME/kube-datastore/objects, which is ~/.cache/kube-datastore/objects by default.",
     )
 
 
 class WriteBack(Part):
-    """Uploads behind close: quicker, but other clients see a file later, and a lost disk loses what was not sent."""
+    """Uploads after close: quicker, but other clients see a file later, and a lost disk loses what was not uploaded."""
 
     max_delay: Seconds = Field(
         5.0,
-        description="Longest time from the close of a file until its upload begins; it is sooner when much waits.",
+        description="The longest time from the close of a file until its upload begins; it begins sooner when much "
+        "data waits for its upload.",
         json_schema_extra={"default": "5s"},
     )
 
@@ -250,69 +264,85 @@ def _spec_rules() -> list[dict[str, str]]:
 
 
 class DatastoreSpec(Part):
-    """Where the data is (exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), how it is shown."""
+    """Where the data is (one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), and how it is shown."""
 
     model_config = rules(*_spec_rules())
 
     s3: S3 | None = Field(None, description="A bucket, or a prefix of one, on AWS S3 or a compatible server.")
-    nfs: NFS | None = Field(None, description="An NFS export, of its own ({}) or one that exists.")
-    sftp: SFTP | None = Field(None, description="A directory that an SSH server shows by SFTP.")
+    nfs: NFS | None = Field(
+        None,
+        description="An NFS export: a new one that is made for this Datastore ({}), or an existing one ({server, "
+        "path}).",
+    )
+    sftp: SFTP | None = Field(
+        None,
+        description="A directory that an SSH server shows by SFTP. For laptops: in a cluster a Datastore with sftp "
+        "never gets Ready.",
+    )
     glusterfs: GlusterFS | None = Field(None, description="A GlusterFS volume.")
     claim: Claim | None = Field(
-        None, description="Any other storage of the cluster: an existing PersistentVolumeClaim, or a StorageClass."
+        None,
+        description="Any other storage of the cluster: an existing PersistentVolumeClaim, or a new one of a "
+        "StorageClass.",
     )
-    local: Local | None = Field(None, description="A directory of the machine itself, for development.")
+    local: Local | None = Field(
+        None,
+        description="A directory of the machine itself, for development. In a cluster the administrator must allow "
+        "the directory (--allow-local).",
+    )
     storage_class_name: DnsName | None = Field(
         None,
-        description="In a cluster, in place of a backend: a StorageClass of the provisioner csi.datastore.dev, in "
-        "which the administrator chose server, bucket and credentials.",
+        description="In place of a backend, in a cluster only: name of a StorageClass of the provisioner "
+        "csi.datastore.dev, in which the administrator chose the backend, the server and the credentials.",
     )
-    read_only: Flag = Field(False, description="Never write: the mount refuses every change with EROFS.")
+    read_only: Flag = Field(False, description="Never write the data: the mount refuses every change with EROFS.")
     capacity: SizeBytes | None = Field(
         None,
-        description="Size the mount shows (statfs), and keeps where the backend has quotas. It can be set and raised "
-        "later, not lowered. Left out: without limit.",
+        description="Size that the mount shows (statfs). A backend that has quotas also enforces it. It can be set "
+        "and raised later, but not lowered. Left out: no limit.",
     )
     reclaim_policy: Literal["Retain", "Delete", "Archive"] = Field(
         "Retain",
-        description="What becomes of the data when the Datastore is deleted from the cluster: Retain leaves it, Delete "
-        "removes what was made for this Datastore, Archive renames it. A laptop never removes data.",
+        description="What happens to the data when the Datastore is deleted from the cluster: Retain leaves it, "
+        "Delete removes it, Archive renames it. Delete and Archive only touch what was made for this Datastore; "
+        "status.onDeletion says beforehand what that is. A laptop never removes data.",
     )
     cache: Cache = Field(
         default_factory=lambda: Cache.model_validate({}),
-        description="The cache on local disk of what was read from the backend.",
+        description="Cache, on a local disk, of what was read from the backend.",
         json_schema_extra={"default": {}},
     )
     attributes: Literal["listing", "full"] | None = Field(
         None,
-        description="Where mode, owner and times of a file come from: listing uses what a listing says and never asks "
-        "for a single object, full also reads the attributes kept with each object, once per version. Left out: "
-        "listing if readOnly, else full.",
+        description="Source of a file's mode, owner and times. listing: only what a listing of the bucket says; no "
+        "object is asked for by itself. full: also the attributes that are kept with each object, which are read "
+        "once for each version of it. Left out: listing if readOnly is true, else full.",
     )
     metadata_ttl: Seconds | None = Field(
         None,
         alias="metadataTTL",
-        description="Longest time until another client's change is seen, at most 24h, e.g. 1s, 500ms, 5m; a number "
-        "is seconds. Left out: 60s if readOnly, else 1s.",
+        description="The longest time until another client's change is seen, at most 24h, e.g. 1s, 500ms, 5m; a "
+        "number without a unit means seconds. Left out: 60s if readOnly is true, else 1s.",
     )
 
     conflict: Literal["lastWriterWins", "fail"] = Field(
         "lastWriterWins",
-        description="What a close does when another client wrote the file since it was opened. A file that was changed "
-        "in part or appended to replaces nothing of another client's: the close is an error (ESTALE), and what was "
-        "written is kept on disk (datastore unsent). Of a file that was written anew, lastWriterWins replaces theirs "
-        "as a whole; with fail that is the same error.",
+        description="What closing a file does when another client has written the file since it was opened. If the "
+        "file was written anew here, lastWriterWins replaces the other client's file as a whole, and with fail the "
+        "close is an error (ESTALE). If it was changed in part or appended to, the close is always that error and "
+        "replaces nothing. After the error, what was written here is kept on disk (datastore unsent).",
     )
     write_back: WriteBack | None = Field(
         None,
-        description="Let close return when the local disk has the file, and upload it behind that. Left out: close "
-        "returns when the backend has it. fsync always waits for the backend.",
+        description="Let close return as soon as the local disk has the file, and upload the file afterwards. This "
+        "is quicker, but other clients see the file later, and a lost disk loses what was not uploaded. Left out: "
+        "close returns when the backend has the file. fsync always waits for the backend.",
     )
 
     upload_limit: SizeBytes | None = Field(
         None,
-        description="Of s3: most bytes a second that one mount sends to the bucket, e.g. 10Mi; 512Ki at least. Left "
-        "out: as fast as it goes. Copies on the server don't count.",
+        description="For s3 only: the most bytes a second that one mount uploads to the bucket, e.g. 10Mi; at least "
+        "512Ki. Copies that the server makes are not counted. Left out: no limit.",
     )
 
     @field_validator("upload_limit")
@@ -350,7 +380,7 @@ class DatastoreSpec(Part):
 
 
 class ObjectMeta(Part):
-    """The part of the Kubernetes metadata that matters here; the rest is let through."""
+    """The part of the Kubernetes metadata that is used here; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

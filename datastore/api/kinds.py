@@ -125,7 +125,7 @@ spec:
       path: /data
 ```
 
-With parameter servers, workers and an evaluator beside the master, which is always there:
+With parameter servers, workers and an evaluator beside the master, which is there without being listed:
 
 ```yaml
 spec:
@@ -153,8 +153,8 @@ MODEL = Kind(
         ("Reason", "string", f"{_READY}.reason"),
         _AGE,
     ),
-    intro=f"""The versions of a directory that is trained again and again: apiVersion `{API_VERSION}`, kind `Model`.
-They are kept in a Datastore of the same namespace ([MODELS.md](../MODELS.md)).
+    intro=f"""A trained model, kept as numbered versions of a directory: apiVersion `{API_VERSION}`, kind `Model`.
+The versions are in a Datastore of the same namespace ([MODELS.md](../MODELS.md)).
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -167,8 +167,8 @@ spec:
     - {{name: prod, version: 7}}
 ```
 
-An alias that is moved here, by `kubectl apply`, by `kubectl patch` or by `datastore model tag digits:8 prod --cluster`,
-takes the Servings that follow it along.
+When an alias is moved in this object, by `kubectl apply`, by `kubectl patch` or by `datastore model tag digits:8 prod
+--cluster`, the Servings with this alias serve the version that it then means.
 
 A field that is not listed here is an error.
 """,
@@ -190,7 +190,8 @@ MODEL_VERSION = Kind(
         _AGE,
     ),
     intro=f"""One version of a [Model](model.md): apiVersion `{API_VERSION}`, kind `ModelVersion`. With `from` it
-does what `datastore model save` does; with `version` it stands for one that the store has already. It never changes.
+does what `datastore model save` does; with `version` it stands for a version that the store has already. A ModelVersion
+never changes.
 
 ```yaml
 apiVersion: {API_VERSION}
@@ -223,7 +224,7 @@ MODEL_EXPORT = Kind(
         ("Location", "string", ".status.location"),
         _AGE,
     ),
-    intro=f"""A version of a [Model](model.md) that is brought once into a directory or a file of another Datastore of
+    intro=f"""A version of a [Model](model.md) that is exported once, into a directory or a file of another Datastore of
 the namespace: apiVersion `{API_VERSION}`, kind `ModelExport`. It does what `datastore model export` does, by a Job;
 every byte is compared with what was saved, and read again where it was written.
 

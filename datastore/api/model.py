@@ -38,16 +38,16 @@ Percent = Annotated[int, Field(ge=1, le=100, strict=True)]
 def _conditions(*types: str) -> Any:
     return Field(
         None,
-        description=f"Conditions in the form of meta/v1: {', '.join(types)}.",
+        description=f"Conditions in the form of meta/v1, of the types {', '.join(types)}.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"], "maxItems": 32},
     )
 
 
 class ModelAlias(Part):
-    """What an alias means."""
+    """An alias, and the version that it means."""
 
-    name: Alias = Field(description="The alias.")
-    version: Version = Field(description="The version.")
+    name: Alias = Field(description="Name of the alias, such as prod.")
+    version: Version = Field(description="Number of the version that the alias means.")
 
 
 Aliases = Annotated[
@@ -60,7 +60,7 @@ Aliases = Annotated[
 
 
 class ModelSpec(Part):
-    """Where the versions of a model are, and what its aliases mean."""
+    """Where the versions of a model are, and which versions its aliases mean."""
 
     model_config = rules(*immutable(optional=("store",), why="it says where the versions are; make another Model"))
 
@@ -72,8 +72,9 @@ class ModelSpec(Part):
     description: Text = Field("", description="What the model is, for people.")
     aliases: Aliases = Field(
         default_factory=list,
-        description="Aliases that are moved in the store to these versions, and stay there: a ModelVersion does not "
-        "move them. One that is not listed any more is left where it is.",
+        description="Aliases that are set in the store, and the versions that they mean. They stay so: a "
+        "ModelVersion does not move them, and what else moves them is undone. An alias that is taken off this list "
+        "stays in the store as it is.",
     )
 
     @model_validator(mode="after")
@@ -87,7 +88,7 @@ class ModelSpec(Part):
 class PinnedVersion(Part):
     """A version that a Serving names by its number."""
 
-    version: Version = Field(description="The version.")
+    version: Version = Field(description="Number of the version.")
     serving: Label = Field(description="Name of the Serving.")
     uid: Label = Field(description="UID of the Serving.")
 
@@ -96,11 +97,13 @@ class ModelStatus(Part):
     """What is in the store; never part of a manifest."""
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
-    store: Label | None = Field(None, description="The Datastore that holds the versions.")
-    location: Text | None = Field(None, description="Where that is, as a URL.")
+    store: Label | None = Field(None, description="Name of the Datastore that holds the versions.")
+    location: Text | None = Field(None, description="Where the store is, as a URL.")
     latest_version: Count | None = Field(None, description="Number of the newest version.")
     versions: Count | None = Field(None, description="How many versions there are.")
-    aliases: Aliases | None = Field(None, description="What the aliases mean in the store, as the last Job found them.")
+    aliases: Aliases | None = Field(
+        None, description="The aliases in the store, and the versions that they mean, as the last Job found them."
+    )
     served: Annotated[list[PinnedVersion], Field(max_length=256)] | None = Field(
         None,
         description="Versions that Servings name by number; the store refuses to delete them.",
@@ -110,7 +113,7 @@ class ModelStatus(Part):
 
 
 class NamedByLabel(ObjectMeta):
-    """The part of the Kubernetes metadata that matters here; the rest is let through."""
+    """The part of the Kubernetes metadata that is used here; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -124,7 +127,7 @@ _NAME_RULE: Rule = {
 
 
 class Model(Part):
-    """A model: versions of a directory that is trained again and again."""
+    """A trained model, kept as numbered versions of a directory."""
 
     model_config = rules(_NAME_RULE)
 
@@ -132,7 +135,8 @@ class Model(Part):
     kind: Literal["Model"] = Field(description=MODEL)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
     spec: ModelSpec = Field(
-        default_factory=lambda: ModelSpec.model_validate({}), description="Where the versions of a model are."
+        default_factory=lambda: ModelSpec.model_validate({}),
+        description="Where the versions of a model are, and which versions its aliases mean.",
     )
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
@@ -152,20 +156,20 @@ class DirectoryOfDatastore(Part):
     """A directory of a Datastore of the same namespace."""
 
     datastore: DnsName = Field(description="Name of the Datastore.")
-    path: SubPath = Field("", description="Directory below it. Left out: the Datastore itself.")
+    path: SubPath = Field("", description="Path of the directory in the Datastore. Left out: the whole Datastore.")
 
 
 class VersionOrigin(Part):
-    """Which training a version comes from, as the launcher says it."""
+    """The training that made a version."""
 
     training_job: Label = Field("", description="Name of the TrainingJob.")
-    training_job_uid: Label = Field("", alias="trainingJobUID", description="Its UID.")
-    image_digest: Label = Field("", description="Digest of the image that ran.")
-    command: Words = Field(default_factory=list, description="The command that ran.")
+    training_job_uid: Label = Field("", alias="trainingJobUID", description="UID of the TrainingJob.")
+    image_digest: Label = Field("", description="Digest of the image that the training ran.")
+    command: Words = Field(default_factory=list, description="Command that the training ran.")
 
 
 class ModelVersionSpec(Part):
-    """What becomes a version, or which version of the store this is. Exactly one of from and version."""
+    """Either a directory that becomes a new version (from), or a version that the store has (version)."""
 
     model_config = rules(
         {
@@ -175,22 +179,28 @@ class ModelVersionSpec(Part):
         *immutable("model", optional=("from", "version", "force", "aliases", "labels"), why=_WHAT_IT_IS),
     )
 
-    model: ModelName = Field(description="Name of the Model; one is made if there is none.")
+    model: ModelName = Field(description="Name of the Model; if there is no such Model, it is made.")
     source: DirectoryOfDatastore | None = Field(
-        None, alias="from", description="The directory that is saved, as `datastore model save` does it."
+        None, alias="from", description="Directory that is saved as a new version, as by `datastore model save`."
     )
     version: Version | None = Field(
-        None, description="A version that the store has already, saved by a laptop or another cluster."
+        None, description="Number of a version that the store has already, saved by a laptop or another cluster."
     )
-    force: Flag = Field(False, description="Make a version even of the same bytes as the newest one.")
+    force: Flag = Field(
+        False,
+        description="Make a new version even if the directory has the same bytes as the newest version. Without "
+        "this, that version is used.",
+    )
     labels: Annotated[dict[str, Label], Field(max_length=64)] = Field(
-        default_factory=dict, description="Labels in the version's manifest; they never change."
+        default_factory=dict,
+        description="Labels of the version, which are written into its manifest in the store and never change.",
     )
     aliases: Annotated[list[Alias], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Aliases that are moved to the version once, when it is saved; but none that the Model lists.",
+        description="Aliases that are moved to the version once, when it is saved. Aliases that the Model lists are "
+        "not moved.",
     )
-    origin: VersionOrigin | None = Field(None, description="Which training it comes from.")
+    origin: VersionOrigin | None = Field(None, description="The training that made the directory.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -202,13 +212,15 @@ class ModelVersionSpec(Part):
 class SaveProgress(Part):
     """How far a save or an export is."""
 
-    phase: Label = Field(description="looking, reading, copying or checking.")
-    files: Count | None = Field(None, description="Files that are done.")
-    files_total: Count | None = Field(None, description="Files in all.")
-    bytes: Count | None = Field(None, description="Bytes that are done.")
-    bytes_total: Count | None = Field(None, description="Bytes in all.")
-    percent: Count | None = Field(None, description="Of the bytes.")
-    eta_seconds: Count | None = Field(None, description="Seconds left, as far as can be said.")
+    phase: Label = Field(description="Phase of the work: looking, reading, copying or checking.")
+    files: Count | None = Field(None, description="Number of files that are done.")
+    files_total: Count | None = Field(None, description="Number of files in all.")
+    bytes: Count | None = Field(None, description="Number of bytes that are done.")
+    bytes_total: Count | None = Field(None, description="Number of bytes in all.")
+    percent: Count | None = Field(None, description="Share of the bytes that is done, in per cent.")
+    eta_seconds: Count | None = Field(
+        None, description="Estimate of the seconds that are left; missing where there is none."
+    )
 
 
 VersionPhase = Literal["Pending", "Saving", "Ready", "Failed", "Deleting"]
@@ -219,16 +231,21 @@ class ModelVersionStatus(Part):
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: VersionPhase | None = Field(None, description="A summary for people; programs read the conditions.")
-    message: Text | None = Field(None, description="Why it is so, for people.")
+    message: Text | None = Field(None, description="The reason of the phase, as text for people.")
     progress: SaveProgress | None = Field(None, description="How far the save is, while it runs.")
-    version: Count | None = Field(None, description="Its number. That of an older one, if the bytes are the same.")
-    digest: Label | None = Field(None, description="Digest of its files: sha256:...")
-    files: Count | None = Field(None, description="Files in it.")
-    bytes: Count | None = Field(None, description="Bytes in it.")
-    size: Label | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
-    location: Text | None = Field(None, description="Where its files are, as a URL.")
-    saved: Timestamp | None = Field(None, description="When it was saved.")
-    claim: Label | None = Field(None, description="PersistentVolumeClaim that mounts it read-only.")
+    version: Count | None = Field(
+        None,
+        description="Number of the version; if the store had the same bytes already, of the version that has them.",
+    )
+    digest: Label | None = Field(None, description="Digest of the version's files: sha256:...")
+    files: Count | None = Field(None, description="Number of files in the version.")
+    bytes: Count | None = Field(None, description="Size of all files of the version, in bytes.")
+    size: Label | None = Field(None, description="The same size as text for people, e.g. 1.5 GiB.")
+    location: Text | None = Field(None, description="Where the version's files are, as a URL.")
+    saved: Timestamp | None = Field(None, description="When the version was saved.")
+    claim: Label | None = Field(
+        None, description="Name of the PersistentVolumeClaim by which pods mount the version, read-only."
+    )
     conditions: list[Condition] | None = _conditions("Ready", "Saved", "Failed")
 
 
@@ -240,7 +257,9 @@ class ModelVersion(Part):
     api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["ModelVersion"] = Field(description=VERSION_KIND)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
-    spec: ModelVersionSpec = Field(description="What becomes a version, or which version of the store this is.")
+    spec: ModelVersionSpec = Field(
+        description="Either a directory that becomes a new version (from), or a version that the store has (version)."
+    )
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
     )
@@ -256,13 +275,13 @@ class ExportTarget(Part):
     datastore: DnsName = Field(description="Name of the Datastore.")
     path: SubPath = Field(
         min_length=1,
-        description="The new directory, or the new tar file, below it.",
+        description="Path in the Datastore of the new directory or file. Nothing may be there yet.",
         json_schema_extra={"minLength": 1},
     )
 
 
 class ModelExportSpec(Part):
-    """Which version is brought where."""
+    """Which version is exported, and where to."""
 
     model_config = rules(
         {"rule": "!(has(self.version) && has(self.alias))", "message": "set at most one of version and alias"},
@@ -272,13 +291,15 @@ class ModelExportSpec(Part):
     )
 
     model: ModelName = Field(description="Name of the Model.")
-    version: Version | None = Field(None, description="Its version with this number.")
+    version: Version | None = Field(None, description="Number of the version that is exported.")
     alias: Alias | None = Field(
-        None, description="The version that this alias means. Without version and alias: the newest one."
+        None,
+        description="Alias that means the version that is exported. Left out, with version left out too: the newest "
+        "version is exported.",
     )
-    to: ExportTarget = Field(description="Where it is brought.")
+    to: ExportTarget = Field(description="Place to which the version is exported.")
     format: Literal["directory", "tar", "oci"] = Field(
-        "directory", description="The files themselves, one tar file of them, or an OCI image layout."
+        "directory", description="directory: the files themselves; tar: one tar file of them; oci: an OCI image layout."
     )
 
     @model_validator(mode="after")
@@ -296,26 +317,26 @@ class ModelExportStatus(Part):
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ExportPhase | None = Field(None, description="A summary for people; programs read the conditions.")
-    message: Text | None = Field(None, description="Why it is so, for people.")
-    progress: SaveProgress | None = Field(None, description="How far it is, while it runs.")
-    version: Count | None = Field(None, description="The version that was exported.")
-    digest: Label | None = Field(None, description="Digest of its files: sha256:...")
-    files: Count | None = Field(None, description="Files in it.")
-    bytes: Count | None = Field(None, description="Bytes in it.")
-    size: Label | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
-    location: Text | None = Field(None, description="Where it is now.")
+    message: Text | None = Field(None, description="The reason of the phase, as text for people.")
+    progress: SaveProgress | None = Field(None, description="How far the export is, while it runs.")
+    version: Count | None = Field(None, description="Number of the version that was exported.")
+    digest: Label | None = Field(None, description="Digest of the version's files: sha256:...")
+    files: Count | None = Field(None, description="Number of files in the version.")
+    bytes: Count | None = Field(None, description="Size of all files of the version, in bytes.")
+    size: Label | None = Field(None, description="The same size as text for people, e.g. 1.5 GiB.")
+    location: Text | None = Field(None, description="Where the exported version is.")
     conditions: list[Condition] | None = _conditions("Complete", "Failed")
 
 
 class ModelExport(Part):
-    """A version of a Model, brought once to another place."""
+    """A version of a Model that is exported once, to another Datastore."""
 
     model_config = rules(_NAME_RULE)
 
     api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["ModelExport"] = Field(description=EXPORT)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
-    spec: ModelExportSpec = Field(description="Which version is brought where.")
+    spec: ModelExportSpec = Field(description="Which version is exported, and where to.")
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
     )
@@ -326,7 +347,7 @@ class ModelExport(Part):
 
 
 class Autoscaling(Part):
-    """How many pods serve, by their load."""
+    """Bounds and target of the autoscaler."""
 
     model_config = rules(
         {
@@ -335,12 +356,12 @@ class Autoscaling(Part):
         }
     )
 
-    min_replicas: SomeReplicas = Field(1, description="At least so many pods.")
-    max_replicas: SomeReplicas = Field(description="At most so many pods.")
+    min_replicas: SomeReplicas = Field(1, description="The least number of pods.")
+    max_replicas: SomeReplicas = Field(description="The greatest number of pods.")
     target_cpu_percent: Percent = Field(
         DEFAULT_TARGET_PERCENT,
         alias="targetCPUPercent",
-        description="Pods are added above this share of the requested processors.",
+        description="Pods are added when they use more than this share of resources.requests.cpu, in per cent.",
     )
 
     @model_validator(mode="after")
@@ -366,34 +387,61 @@ class ServingSpec(Part):
     )
 
     model: ModelName = Field(description="Name of the Model.")
-    version: Version | None = Field(None, description="Its version with this number.")
+    version: Version | None = Field(None, description="Number of the version that is served.")
     alias: Alias | None = Field(
         None,
-        description="The version that this alias means; when it is moved, the pods are replaced one after the other.",
+        description="Alias that means the version that is served. When the alias is moved, the pods are replaced by "
+        "a rolling update.",
     )
-    replicas: Replicas | None = Field(None, description="So many pods. Left out, and without autoscaling: 1.")
-    autoscaling: Autoscaling | None = Field(None, description="As many pods as the load asks for.")
+    replicas: Replicas | None = Field(None, description="Number of pods. Left out, and without autoscaling: 1.")
+    autoscaling: Autoscaling | None = Field(
+        None,
+        description="Let the number of pods follow their load, in place of replicas. resources.requests.cpu must be "
+        "set.",
+    )
     image: Line = Field(
-        DEFAULT_IMAGE, description="Image that serves: TensorFlow Serving, or any that speaks gRPC or HTTP."
+        DEFAULT_IMAGE, description="Image of the server: TensorFlow Serving, or any other that speaks gRPC or HTTP."
     )
-    command: Words | None = Field(None, description="Another command than the image's.")
-    args: Words | None = Field(None, description="Arguments.")
-    env: Environment = Field(default_factory=list, description="Variables of the environment.")
+    command: Words | None = Field(None, description="Command of the container. Left out: the image's own.")
+    args: Words | None = Field(
+        None,
+        description="Arguments of the container. Left out: the image's own; for TensorFlow Serving with protocol "
+        "grpc and without command, the option that switches on its health checks.",
+    )
+    env: Environment = Field(
+        default_factory=list,
+        description="Variables of the environment, besides DATASTORE_MODEL, DATASTORE_MODEL_VERSION, "
+        "DATASTORE_MODEL_PATH and DATASTORE_PORT.",
+    )
     protocol: Literal["grpc", "http"] = Field(
-        "grpc", description="What is asked whether a pod is ready: gRPC health checking, or an HTTP GET of healthPath."
+        "grpc",
+        description="Protocol of the server, by which it is also found out whether a pod is ready: gRPC health "
+        "checking, or an HTTP GET of healthPath.",
     )
     port: Port | None = Field(
         None,
         description=f"Port on which the image listens. Left out: {DEFAULT_PORTS['grpc']} for grpc, "
         f"{DEFAULT_PORTS['http']} for http, as TensorFlow Serving has them.",
     )
-    health_path: AbsolutePath = Field("/", description="What is asked for with protocol http.")
-    health_service: Label = Field("", description="The service that is asked for with protocol grpc.")
-    path: AbsolutePath = Field(
-        DEFAULT_PATH, description="Where the version is mounted, read-only; the default is TensorFlow Serving's."
+    health_path: AbsolutePath = Field(
+        "/",
+        description="With protocol http: path of the GET that finds out whether a pod is ready. For TensorFlow "
+        "Serving / stands for /v1/models/model.",
     )
-    resources: Resources | None = Field(None, description="What each pod gets.")
-    template: PodTemplate | None = Field(None, description="What the pods have besides.")
+    health_service: Label = Field(
+        "",
+        description="With protocol grpc: name of the service whose health is asked for. Left out: the server as a "
+        "whole.",
+    )
+    path: AbsolutePath = Field(
+        DEFAULT_PATH,
+        description="Directory at which the container sees the version, read-only. The default is where TensorFlow "
+        "Serving looks.",
+    )
+    resources: Resources | None = Field(
+        None, description="CPU, memory and other resources of each pod, as in a container."
+    )
+    template: PodTemplate | None = Field(None, description="More fields of the pods, as in Kubernetes.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -413,9 +461,9 @@ class ServingPod(Part):
     """What one pod really serves."""
 
     name: Label = Field(description="Name of the pod.")
-    version: Count | None = Field(None, description="The version that it has mounted.")
+    version: Count | None = Field(None, description="Number of the version that the pod has mounted.")
     digest: Label | None = Field(None, description="Digest of that version: sha256:...")
-    ready: Flag = Field(False, description="It answers.")
+    ready: Flag = Field(False, description="Whether the pod answers.")
 
 
 ServingPhase = Literal["Pending", "Rolling", "Ready", "Degraded", "Failed"]
@@ -426,12 +474,14 @@ class ServingStatus(Part):
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ServingPhase | None = Field(None, description="A summary for people; programs read the conditions.")
-    message: Text | None = Field(None, description="Why it is so, for people.")
-    version: Count | None = Field(None, description="The version that is to be served.")
-    digest: Label | None = Field(None, description="Its digest.")
-    replicas: Count | None = Field(None, description="Pods that there are.")
-    ready_replicas: Count | None = Field(None, description="Pods that answer.")
-    endpoint: Text | None = Field(None, description="Name and port of the Service.")
+    message: Text | None = Field(None, description="The reason of the phase, as text for people.")
+    version: Count | None = Field(None, description="Number of the version that is to be served.")
+    digest: Label | None = Field(None, description="Digest of that version: sha256:...")
+    replicas: Count | None = Field(None, description="Number of pods.")
+    ready_replicas: Count | None = Field(None, description="Number of pods that answer.")
+    endpoint: Text | None = Field(
+        None, description="Address of the Service for pods of the cluster: its name and port."
+    )
     pods: Annotated[list[ServingPod], Field(max_length=MAX_REPLICAS)] | None = Field(
         None,
         description="What each pod really serves.",

@@ -19,13 +19,13 @@ Count = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64", "mi
 class Capabilities(Part):
     """What a directory on this backend can do, as probed on the backend itself."""
 
-    symlinks: bool | None = Field(None, description="Symbolic links are kept.")
-    empty_dirs: bool | None = Field(None, description="Empty directories are kept.")
-    rename: bool | None = Field(None, description="Files and directories can be renamed.")
-    append: bool | None = Field(None, description="Files can be appended to.")
-    chmod: bool | None = Field(None, description="Mode and owner of files are kept.")
-    hardlinks: bool | None = Field(None, description="Files can have several names.")
-    atomic_rename: bool | None = Field(None, description="A rename is seen by every client at once.")
+    symlinks: bool | None = Field(None, description="Whether symbolic links are kept.")
+    empty_dirs: bool | None = Field(None, description="Whether empty directories are kept.")
+    rename: bool | None = Field(None, description="Whether files and directories can be renamed.")
+    append: bool | None = Field(None, description="Whether files can be appended to.")
+    chmod: bool | None = Field(None, description="Whether mode and owner of files are kept.")
+    hardlinks: bool | None = Field(None, description="Whether files can have several names (hard links).")
+    atomic_rename: bool | None = Field(None, description="Whether every client sees a rename at once.")
 
 
 class Usage(Part):
@@ -34,7 +34,7 @@ class Usage(Part):
     bytes: Count | None = Field(None, description="Bytes stored.")
     objects: Count | None = Field(None, description="Objects or files stored.")
     size: Text | None = Field(None, description="The bytes as text for people, e.g. 1.5 GiB.")
-    sampled_at: Timestamp | None = Field(None, description="When this was counted.")
+    sampled_at: Timestamp | None = Field(None, description="When bytes and objects were counted.")
 
 
 class MountSettings(Part):
@@ -42,9 +42,9 @@ class MountSettings(Part):
 
     spec: Annotated[
         dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-    ] = Field(description="What a mount needs of the spec that counts now, in which a StorageClass has been looked up.")
+    ] = Field(description="The part of the present spec that a mount needs, with the StorageClass's choices filled in.")
     memory: Text | None = Field(
-        None, description="The ceiling of a mount server's memory that the StorageClass chose, e.g. 1Gi."
+        None, description="Limit of a mount server's memory that the StorageClass chose, e.g. 1Gi."
     )
 
 
@@ -52,17 +52,19 @@ class Condition(Part):
     """One condition, in the form of meta/v1."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 316})] = Field(
-        description=f"Kind of condition: {', '.join(CONDITION_TYPES)}."
+        description="Type of the condition, one CamelCase word."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
     reason: Annotated[str, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 1024})] = Field(
-        description="Why, as one CamelCase word for programs."
+        description="The reason of the status, as one CamelCase word for programs."
     )
     message: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 32768})] = Field(
-        "", description="Why, for people, with the server's own words."
+        "", description="The reason as text for people, with the server's own words."
     )
     last_transition_time: Timestamp = Field(description="When the status last changed.")
-    observed_generation: Count | None = Field(None, description="The metadata.generation this was found for.")
+    observed_generation: Count | None = Field(
+        None, description="The metadata.generation for which the condition was found."
+    )
 
 
 class DatastoreStatus(Part):
@@ -72,23 +74,32 @@ class DatastoreStatus(Part):
     phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = Field(
         None, description="A summary for people; programs read the conditions."
     )
-    claim_name: Text | None = Field(None, description="The PersistentVolumeClaim that pods mount.")
+    claim_name: Text | None = Field(None, description="Name of the PersistentVolumeClaim that pods mount.")
     storage_class_name: Text | None = Field(
-        None, description="The StorageClass of a Datastore with `nfs: {}`: the default one when it was made."
+        None,
+        description="Name of the StorageClass from which the export of a Datastore with `nfs: {}` was made: the "
+        "default for NFS at that time.",
     )
-    volume_name: Text | None = Field(None, description="The PersistentVolume behind the claim.")
-    backend: Text | None = Field(None, description="Which backend it is: s3, nfs, glusterfs, claim or local.")
+    volume_name: Text | None = Field(None, description="Name of the PersistentVolume of the claim.")
+    backend: Text | None = Field(None, description="Backend that has the data: s3, nfs, glusterfs, claim or local.")
     location: Text | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
-    capabilities: Capabilities | None = Field(None, description="What a directory on this backend can do, as probed.")
+    capabilities: Capabilities | None = Field(
+        None, description="What a directory on this backend can do, as a test on the backend itself has shown."
+    )
     usage: Usage | None = Field(None, description="How much is stored.")
     on_deletion: Text | None = Field(
         None,
-        description="What becomes of the data if this is deleted now: what is removed, and what stays.",
+        description="What would happen to the data if the Datastore were deleted now: what would be removed, and "
+        "what would stay.",
     )
-    mount: MountSettings | None = Field(None, description="How the nodes mount it now.")
+    mount: MountSettings | None = Field(
+        None,
+        description="How the nodes mount the Datastore now; the PersistentVolume only shows the settings that it was "
+        "made with.",
+    )
     conditions: list[Condition] | None = Field(
         None,
-        description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",
+        description=f"Conditions in the form of meta/v1, of the types {', '.join(CONDITION_TYPES)}.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

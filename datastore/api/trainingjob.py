@@ -137,23 +137,31 @@ SomeSeconds = Annotated[int, Field(ge=1, le=_MAX_SECONDS, strict=True)]
 class KeyOf(Part):
     """One value of a Secret or a ConfigMap of the same namespace."""
 
-    name: DnsName = Field(description="Name of the object.")
-    key: Label = Field(description="Which of its values.")
-    optional: Flag = Field(False, description="Leave the variable out if the object or the key is missing.")
+    name: DnsName = Field(description="Name of the Secret or ConfigMap.")
+    key: Label = Field(description="Key of the value in the Secret or ConfigMap.")
+    optional: Flag = Field(
+        False,
+        description="Leave the variable out if the Secret, the ConfigMap or the key is missing; otherwise that is an "
+        "error.",
+    )
 
 
 class FieldOf(Part):
     """A field of the pod."""
 
-    field_path: Label = Field(description="Path of the field, e.g. metadata.name.")
+    field_path: Label = Field(description="Path of the field, such as metadata.name.")
 
 
 class EnvironmentSource(Part):
-    """Where the value of a variable comes from. Exactly one of the three."""
+    """Source of a variable's value: exactly one of the three fields."""
 
-    secret_key_ref: KeyOf | None = Field(None, description="A value of a Secret.")
-    config_map_key_ref: KeyOf | None = Field(None, description="A value of a ConfigMap.")
-    field_ref: FieldOf | None = Field(None, description="A field of the pod.")
+    secret_key_ref: KeyOf | None = Field(
+        None, description="A value of a Secret in the same namespace (on a laptop: in the same file)."
+    )
+    config_map_key_ref: KeyOf | None = Field(
+        None, description="A value of a ConfigMap in the same namespace; only in a cluster."
+    )
+    field_ref: FieldOf | None = Field(None, description="A field of the pod; only in a cluster.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -167,9 +175,13 @@ class EnvironmentVariable(Part):
 
     name: EnvironmentName = Field(description="Name of the variable.")
     value: Text | None = Field(
-        None, description="Its value; $(OTHER) stands for a variable before it, $$(OTHER) for that text."
+        None,
+        description="Value of the variable. $(OTHER) stands for the value of a variable that is listed before this "
+        "one, $$(OTHER) for the text $(OTHER).",
     )
-    value_from: EnvironmentSource | None = Field(None, description="Where its value comes from.")
+    value_from: EnvironmentSource | None = Field(
+        None, description="Source of the value, in place of value: exactly one of the fields."
+    )
 
     @model_validator(mode="after")
     def _not_both(self) -> Self:
@@ -183,27 +195,35 @@ Words = Annotated[list[Text], Field(max_length=MAX_WORDS)]
 
 
 class Resources(Part):
-    """What one replica gets, as in a container. GPUs have a field of their own."""
+    """What one replica gets, as in a container. TrainingJobs have other fields for GPUs."""
 
     requests: Annotated[dict[str, Amount], Field(max_length=32)] = Field(
-        default_factory=dict, description="What is set aside for it: cpu, memory, ephemeral-storage."
+        default_factory=dict,
+        description="What is reserved for each replica, e.g. of cpu, memory and ephemeral-storage.",
     )
     limits: Annotated[dict[str, Amount], Field(max_length=32)] = Field(
         default_factory=dict,
-        description="What it can't exceed; on a laptop where cgroups can be written, which `get` tells.",
+        description="What a replica can't exceed. On a laptop cpu and memory are limited if the user may write "
+        "cgroups; if not, `datastore job get` says so.",
     )
 
 
 class Toleration(Part):
-    """A taint of nodes that is no obstacle, as in a pod."""
+    """A toleration, as in a pod: the pods may run on nodes with such a taint."""
 
-    key: Label | None = Field(None, description="Key of the taint; left out: all.")
-    operator: Literal["Exists", "Equal"] | None = Field(None, description="How the value is compared.")
-    value: Label | None = Field(None, description="Value of the taint.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint; left out: all."
+    key: Label | None = Field(None, description="Key of the taint. Left out, with operator Exists: every key.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        None,
+        description="Equal: the taint must have the value of this toleration; Exists: its value doesn't matter. Left "
+        "out: Equal.",
     )
-    toleration_seconds: WholeSeconds | None = Field(None, description="How long NoExecute is tolerated.")
+    value: Label | None = Field(None, description="Value of the taint, for operator Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Effect of the taint. Left out: every effect."
+    )
+    toleration_seconds: WholeSeconds | None = Field(
+        None, description="For how many seconds a taint with the effect NoExecute is tolerated. Left out: for ever."
+    )
 
 
 class PullSecret(Part):
@@ -213,108 +233,149 @@ class PullSecret(Part):
 
 
 class PodTemplate(Part):
-    """What the pods have besides. It means nothing on a laptop.
+    """More fields of the pods, as in Kubernetes. A laptop ignores them.
 
-    serviceAccountName, hostNetwork, a securityContext and volumes of hostPath are refused unless the administrator
-    allows them: who may create TrainingJobs may run pods in that namespace, no more.
+    serviceAccountName, hostNetwork, volumes of hostPath and fields of securityContext that give more rights are refused
+    unless the administrator allows them, so that the right to create TrainingJobs is the right to run plain pods only.
     """
 
     labels: Annotated[dict[str, Label], Field(max_length=64)] = Field(
-        default_factory=dict, description="Labels of the pods and of their Jobs, e.g. for Kueue."
+        default_factory=dict, description="Labels of the pods (in a TrainingJob also of its Jobs), e.g. for Kueue."
     )
     annotations: Annotated[dict[str, Text], Field(max_length=64)] = Field(
-        default_factory=dict, description="Annotations of the pods and of their Jobs, e.g. for Volcano."
+        default_factory=dict,
+        description="Annotations of the pods (in a TrainingJob also of its Jobs), e.g. for Volcano.",
     )
     node_selector: Annotated[dict[str, Label], Field(max_length=64)] = Field(
-        default_factory=dict, description="Labels that a node must have."
+        default_factory=dict, description="Labels that a node must have to run the pods."
     )
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
-        default_factory=list, description="Taints of nodes that are no obstacle."
+        default_factory=list, description="Taints of nodes on which the pods may run all the same, as in a pod."
     )
     affinity: AsInAPod | None = Field(None, description="Affinity, as in a pod.")
     image_pull_secrets: Annotated[list[PullSecret], Field(max_length=16)] = Field(
         default_factory=list, description="Secrets with which the image is pulled."
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="When the image is pulled; left out: as the cluster does."
+        None, description="When the image is pulled, as in a container. Left out: the default of Kubernetes."
     )
     priority_class_name: DnsName | None = Field(None, description="PriorityClass of the pods.")
     scheduler_name: DnsName | None = Field(
-        None, description="Scheduler of the pods, e.g. volcano, which then does the gang scheduling itself."
+        None,
+        description="Scheduler of the pods, e.g. volcano. With gang, that scheduler then starts all pods together or "
+        "none.",
     )
     runtime_class_name: DnsName | None = Field(None, description="RuntimeClass of the pods, e.g. nvidia.")
     volumes: Annotated[list[AsInAPod], Field(max_length=32)] = Field(
-        default_factory=list, description="More volumes, as in a pod."
+        default_factory=list,
+        description="More volumes, as in a pod. A hostPath is refused in a Serving, and in a TrainingJob unless the "
+        "administrator allows it.",
     )
     volume_mounts: Annotated[list[AsInAPod], Field(max_length=32)] = Field(
-        default_factory=list, description="Where they are mounted, as in a container."
+        default_factory=list, description="Directories at which the container sees these volumes, as in a container."
     )
-    security_context: AsInAPod | None = Field(None, description="Security context of the container, as in a pod.")
-    service_account_name: DnsName | None = Field(None, description="ServiceAccount of the pods.")
-    host_network: Flag = Field(False, description="Use the network of the node.")
+    security_context: AsInAPod | None = Field(
+        None,
+        description="Security context, as in a container. Refused in a Serving; in a TrainingJob the administrator "
+        "must allow fields that give more rights.",
+    )
+    service_account_name: DnsName | None = Field(
+        None,
+        description="ServiceAccount of the pods. Refused in a Serving, and in a TrainingJob unless the administrator "
+        "allows it.",
+    )
+    host_network: Flag = Field(
+        False,
+        description="Use the network of the node. Refused in a Serving, and in a TrainingJob unless the "
+        "administrator allows it.",
+    )
 
 
 class Role(Part):
-    """The replicas of one role; what is left out is as spec says."""
+    """The replicas of one role; a field that is left out is as in spec."""
 
     replicas: Replicas | None = Field(
         None,
-        description="How many. Left out: 1 where the role is named; a master is there, too, unless it is given 0.",
+        description="Number of replicas. Left out: 1, or for workers with spec.gpus what gpus and gpusPerTask make. "
+        "A role that is not listed has none, except for the master, which is there unless it has replicas: 0.",
     )
-    image: Line | None = Field(None, description="Another image than spec.image.")
-    command: Words | None = Field(None, description="Another command than spec.command.")
-    args: Words | None = Field(None, description="Other arguments than spec.args.")
-    env: Environment = Field(default_factory=list, description="More variables; they win over spec.env.")
-    resources: Resources | None = Field(None, description="Other resources than spec.resources.")
-    gpus: Gpus | None = Field(None, description="GPUs of each replica.")
+    image: Line | None = Field(None, description="Image of this role. Left out: spec.image.")
+    command: Words | None = Field(None, description="Command of this role. Left out: spec.command.")
+    args: Words | None = Field(None, description="Arguments of this role's command. Left out: spec.args.")
+    env: Environment = Field(
+        default_factory=list,
+        description="More variables of the environment of this role, in place of variables of the same name in "
+        "spec.env.",
+    )
+    resources: Resources | None = Field(
+        None, description="What each replica of this role gets. Left out: spec.resources."
+    )
+    gpus: Gpus | None = Field(
+        None,
+        description="Number of GPUs of each replica. Left out: none, or for master and workers with spec.gpus their "
+        "share of those.",
+    )
     template: PodTemplate | None = Field(
-        None, description="More of the pods; its fields win over those of spec.template."
+        None, description="More fields of this role's pods; each field that is set here replaces that of spec.template."
     )
 
 
 class Roles(Part):
-    """How many processes of which kind. ps 0 and worker 0 is a single machine."""
+    """The roles of the processes. Without ps and worker the training runs on a single machine."""
 
     master: Role | None = Field(
-        None, description="The chief: one, or none (replicas: 0), when worker 0 does its part. Left out: one."
+        None,
+        description="The chief, of rank 0: one replica. With replicas: 0 there is none, and worker 0 is the chief. "
+        "Left out: one.",
     )
     ps: Role | None = Field(None, description="Parameter servers. Left out: none.")
     worker: Role | None = Field(None, description="Workers. Left out: none.")
     evaluator: Role | None = Field(
-        None, description="One process beside the training that evaluates its checkpoints. Left out: none."
+        None, description="One process that runs beside the training and evaluates its checkpoints. Left out: none."
     )
 
 
 class MountedDatastore(Part):
-    """A Datastore, and the directory that the code expects."""
+    """A Datastore, and the directory at which the processes see it."""
 
     name: DnsName = Field(description="Name of the Datastore, in the same namespace.")
-    path: PathOfJob = Field(description="Absolute path of the directory; two can't have the same.")
-    read_only: Flag = Field(False, description="Refuse every change.")
-    sub_path: SubPath = Field("", description="Show only this directory of the Datastore; it is made if missing.")
+    path: PathOfJob = Field(
+        description="Absolute path at which the processes see the Datastore; two Datastores can't have the same."
+    )
+    read_only: Flag = Field(False, description="Refuse every change below this path.")
+    sub_path: SubPath = Field(
+        "",
+        description="Show only this directory of the Datastore. If it is missing, it is made; with readOnly that is "
+        "an error.",
+    )
 
 
 class PlaceInDatastore(Part):
     """A directory of one of the job's Datastores."""
 
-    datastore: DnsName = Field(description="Name of a Datastore of spec.datastores.")
-    path: SubPath = Field("", description="Directory below it. Left out: the Datastore itself.")
+    datastore: DnsName = Field(description="Name of one of spec.datastores.")
+    path: SubPath = Field("", description="Path of the directory in the Datastore. Left out: the whole Datastore.")
 
 
 class TensorBoard(PlaceInDatastore):
-    """Where the event files are, and which image shows them."""
+    """The directory of the event files, and the image that shows them."""
 
     image: Line | None = Field(
         None,
-        description="Image that has TensorBoard, for a cluster. Left out: the job's, as TensorFlow's images have it.",
+        description="Image that has TensorBoard, for a cluster. Left out: the image of the master, or of worker 0 if "
+        "there is no master; TensorFlow's images have TensorBoard.",
     )
 
 
 class Save(Part):
-    """Which directory becomes a version of which model when the job has succeeded."""
+    """The directory that becomes a version of a model when the job has succeeded."""
 
     model: ModelName = Field(description="Name of the Model.")
-    source: PathOfJob = Field(alias="from", description="The directory, as the code sees it.")
+    source: PathOfJob = Field(
+        alias="from",
+        description="Path of the directory as the processes see it. It must be in one of spec.datastores that is not "
+        "readOnly.",
+    )
 
 
 _WHAT_RUNS = "it says what runs; make another TrainingJob, or delete this one first"
@@ -397,97 +458,121 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 
 class TrainingJobSpec(Part):
-    """What runs, on which data, and what counts as its end."""
+    """What runs, on which data, and when the job has succeeded or failed."""
 
     model_config = rules(*_spec_rules())
 
     framework: Literal["tensorflow", "pytorch", "jax", "mxnet", "mpi", "none"] = Field(
         "none",
         json_schema_extra=_without_default,
-        description="What the processes are told about each other: tensorflow (TF_CONFIG), pytorch (MASTER_ADDR, RANK, "
-        "PET_*), jax (JAX_*), mxnet (DMLC_*), mpi (a host file; the master runs mpirun), none. Left out: none, "
-        "where there is one process.",
+        description="Framework of the processes, which decides by which variables they find each other: tensorflow "
+        "(TF_CONFIG), pytorch (MASTER_ADDR, RANK, PET_*), jax (JAX_*), mxnet (DMLC_*), mpi (a host file; the master "
+        "runs mpirun), none (no such variables). Needed for several processes. Left out, with one process: none.",
     )
     image: Line | None = Field(
-        None, description="Container image. Needed in a cluster and with --container; else a laptop's own programs run."
+        None,
+        description="Container image. Needed in a cluster and with --container; without it a laptop runs its own "
+        "programs.",
     )
     command: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = Field(
         None,
-        description="The command, not run in a shell; $(NAME) stands for a variable of env, $$ for a $. Left out: the "
-        "image's own, where the image is run.",
+        description="The command, which is not run in a shell; $(NAME) stands for the value of a variable of env, $$ "
+        "for $. Left out: the image's own command, where the image is run.",
     )
-    args: Words | None = Field(None, description="Arguments after the command.")
-    env: Environment = Field(default_factory=list, description="More variables of the environment.")
+    args: Words | None = Field(None, description="Arguments of the command, after its own words.")
+    env: Environment = Field(
+        default_factory=list, description="Variables of the environment, besides those of the image and the framework."
+    )
     working_dir: PathOfJob | None = Field(
         None,
-        description="Directory in which the command starts. Left out: the image's. On a laptop without containers the "
-        "directory from which the job is submitted is shown here, unless there is one of this name.",
+        description="Directory in which the command starts. Left out: the image's, or on a laptop without containers "
+        "the directory from which the job is submitted. That directory is also shown at this path if the laptop has "
+        "no such path.",
     )
     roles: Roles = Field(
         default_factory=lambda: Roles.model_validate({}),
-        description="How many processes of which kind. Left out: one master, that is a single machine.",
+        description="Roles of the processes, and how many replicas each role has. Left out: one master, that is "
+        "training on a single machine.",
     )
-    resources: Resources | None = Field(None, description="What each replica gets.")
+    resources: Resources | None = Field(
+        None, description="CPU, memory and other resources of each replica, as in a container, but without GPUs."
+    )
     gpus: AllGpus | None = Field(
         None,
-        description="GPUs of master and workers together, split into tasks of gpusPerTask: 100 by 8 are 13 tasks, "
-        "12 of 8 and one of 4, which the master gets.",
+        description="Number of GPUs of master and workers together. They are split into tasks of gpusPerTask: 100 "
+        "GPUs with gpusPerTask 8 make 13 tasks, 12 with 8 GPUs and one with 4, which is the master. Left out: each "
+        "role says what its replicas have.",
     )
-    gpus_per_task: GpusPerTask | None = Field(None, description="Most GPUs of one task: as many as a machine has.")
-    gpu_resource: Label = Field("nvidia.com/gpu", description="What GPUs are called in the cluster.")
-    template: PodTemplate | None = Field(None, description="What the pods of all roles have besides.")
+    gpus_per_task: GpusPerTask | None = Field(
+        None, description="The most GPUs of one task: as many as a machine has. Needed with gpus."
+    )
+    gpu_resource: Label = Field("nvidia.com/gpu", description="Name of the resource by which the cluster counts GPUs.")
+    template: PodTemplate | None = Field(
+        None, description="More fields of the pods of all roles, as in Kubernetes. A laptop ignores them."
+    )
     datastores: Annotated[list[MountedDatastore], Field(max_length=32)] = Field(
         default_factory=list,
-        description="Datastores and their directories. The job waits until they are Ready, and says so.",
+        description="Datastores, and the directories at which the processes see them. The job waits until all are "
+        "Ready (condition DatastoresReady).",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["path"]},
     )
     success: Literal["chief", "allWorkers"] | None = Field(
         None,
-        description="When the job has succeeded: the chief (the master, else worker 0) has, or master and all workers "
-        "have. An evaluator is waited for. Left out: chief for tensorflow and mpi, else allWorkers.",
+        description="When the training has succeeded. chief: when the chief (the master, else worker 0) has ended "
+        "with exit code 0. allWorkers: when the master and all workers have. The job then waits for the evaluator, "
+        "if there is one. Left out: chief for tensorflow and mpi, else allWorkers.",
     )
     restart: Literal["replica", "all"] | None = Field(
         None,
-        description="What starts again when a replica ends with an exit code of 128 and above or its node is lost: "
-        "that replica (parameter servers), or all (collectives). Left out: replica for none and for tensorflow with "
-        "ps, else all. Lower exit codes fail the job.",
+        description="What is started again when a replica ends with an exit code of 128 or above, or its node is "
+        "lost. replica: only that replica, as suits parameter servers. all: all replicas, as collective operations "
+        "need it. Left out: replica for none and for tensorflow with ps, else all. An exit code from 1 to 127 fails "
+        "the job.",
     )
     backoff_limit: Times = Field(
-        DEFAULT_BACKOFF_LIMIT, description="How often something is started again until the job has failed."
+        DEFAULT_BACKOFF_LIMIT, description="The most restarts; one more failure fails the job."
     )
     active_deadline_seconds: SomeSeconds | None = Field(
-        None, description="Longest time from the start until the job has failed. A suspension sets it back."
+        None,
+        description="The most seconds that the job may run; then it fails. After a suspension the count begins anew. "
+        "Left out: no limit.",
     )
     evaluator_grace_seconds: WholeSeconds = Field(
         DEFAULT_EVALUATOR_GRACE_S,
-        description="How long the evaluator may go on after the training has succeeded; then it is ended, and the job "
-        "has succeeded.",
+        description="The most seconds that the evaluator may go on after the training has succeeded; then the "
+        "evaluator is ended, and the job has succeeded.",
     )
     ttl_seconds_after_finished: WholeSeconds | None = Field(
-        None, description="How long a finished job is left before it is deleted with its logs. Left out: for ever."
+        None, description="Seconds after its end until a finished job is deleted, with its logs. Left out: never."
     )
-    suspend: Flag = Field(False, description="Run nothing: a running job is stopped, and goes on when this is unset.")
+    suspend: Flag = Field(
+        False, description="Run nothing. A running job is stopped; it is started again when this is false."
+    )
     schedule: Schedule | None = Field(
         None,
-        description="Run again and again, at these times (cron: minute hour day month weekday): each run is a "
-        "TrainingJob of its own, named after its time. One at a time; a time that comes while one runs is left out.",
+        description="Times at which the job runs, as in cron (minute hour day month weekday), e.g. 0 3 * * 1. Each "
+        "run is a TrainingJob of its own, named after its time. One run at a time: a time that comes during a run is "
+        "skipped. Left out: the job runs once, at once.",
     )
     time_zone: Label = Field("UTC", description="Time zone of schedule, e.g. Europe/Berlin.")
     gang: Flag = Field(
         False,
-        description="All or nothing: no process starts before all can. A job that can't start within "
-        "startDeadlineSeconds gives back what it was waiting with (condition Starved), and is tried again.",
+        description="Start all processes together or none. A job that can't start within startDeadlineSeconds gives "
+        "back the resources that it has got so far (condition Starved), and is tried again.",
     )
     start_deadline_seconds: SomeSeconds = Field(
-        DEFAULT_START_DEADLINE_S, description="How long a gang waits at a time until all of it can start."
+        DEFAULT_START_DEADLINE_S,
+        description="With gang: the most seconds that one try to start all processes may take.",
     )
     tensorboard: TensorBoard | None = Field(
-        None, description="Run a TensorBoard over this directory while the job runs."
+        None, description="Directory with event files, for which a TensorBoard runs as long as the job does."
     )
     logs: PlaceInDatastore | None = Field(
-        None, description="Keep the whole log of each replica here, as NAME/ROLE-INDEX.log."
+        None, description="Directory in which the whole log of each replica is kept, as NAME/ROLE-INDEX.log."
     )
-    save: Save | None = Field(None, description="Save this directory as a version of a Model on success.")
+    save: Save | None = Field(
+        None, description="Directory that is saved as a new version of a Model when the job has succeeded."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -562,7 +647,7 @@ def replicas_of(spec: TrainingJobSpec, name: str) -> int:
 
 
 class JobMeta(ObjectMeta):
-    """The part of the Kubernetes metadata that matters here; the rest is let through."""
+    """The part of the Kubernetes metadata that is used here; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -573,32 +658,34 @@ class RoleStatus(Part):
     """How many replicas of a role are in which state."""
 
     role: RoleName = Field(description="The role.")
-    replicas: Count = Field(description="How many there are.")
-    active: Count = Field(0, description="How many run.")
-    succeeded: Count = Field(0, description="How many ended with exit code 0.")
-    failed: Count = Field(0, description="How many ended with another one.")
+    replicas: Count = Field(description="Number of replicas.")
+    active: Count = Field(0, description="Number of replicas that run.")
+    succeeded: Count = Field(0, description="Number of replicas that ended with exit code 0.")
+    failed: Count = Field(
+        0, description="Number of replicas that ended with another exit code or were lost with their node."
+    )
 
 
 Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Scheduled", "Succeeded", "Failed"]
 
 
 class TrainingJobStatus(Part):
-    """What the launcher found; never part of a manifest."""
+    """What the controller found; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the launcher has acted on.")
+    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: Phase | None = Field(None, description="A summary for people; programs read the conditions.")
-    message: Text | None = Field(None, description="Why it is so, for people.")
-    start_time: Timestamp | None = Field(None, description="When its processes were first started.")
-    completion_time: Timestamp | None = Field(None, description="When it succeeded or failed.")
+    message: Text | None = Field(None, description="The reason of the phase, as text for people.")
+    start_time: Timestamp | None = Field(None, description="When the first process started; a suspension clears this.")
+    completion_time: Timestamp | None = Field(None, description="When the job succeeded or failed.")
     freed_seconds: float | None = Field(
         None,
-        description="Seconds from the end of the training until nothing of it ran.",
+        description="Seconds from the end of the training until none of its processes ran.",
         json_schema_extra={"type": "number"},
     )
-    restarts: Count | None = Field(None, description="How often something was started again.")
+    restarts: Count | None = Field(None, description="Number of restarts so far.")
     roles: list[RoleStatus] | None = Field(
         None,
-        description="The replicas, by role.",
+        description="Numbers of replicas, by role.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["role"],
@@ -606,17 +693,19 @@ class TrainingJobStatus(Part):
         },
     )
     evidence: Label | None = Field(
-        None, description="Name of the object that has exit codes, times, the ends of the logs and the resources used."
+        None,
+        description="Name of the ConfigMap with the exit codes, the times, the ends of the logs and the resource "
+        "usage of the replicas.",
     )
     tensorboard: Text | None = Field(
-        None, description="Where TensorBoard is served, or how it is reached, while it runs."
+        None, description="Address of the TensorBoard, or the command that shows it, while it runs; or why it failed."
     )
     model_version: Label | None = Field(None, description="Name of the ModelVersion that `save` made.")
-    last_run: Label | None = Field(None, description="The newest TrainingJob that the schedule made.")
-    next_run: Timestamp | None = Field(None, description="When the schedule makes the next one.")
+    last_run: Label | None = Field(None, description="Name of the newest TrainingJob that the schedule made.")
+    next_run: Timestamp | None = Field(None, description="When the schedule makes its next TrainingJob.")
     conditions: list[Condition] | None = Field(
         None,
-        description=f"Conditions in the form of meta/v1: {', '.join(CONDITION_TYPES)}.",
+        description=f"Conditions in the form of meta/v1, of the types {', '.join(CONDITION_TYPES)}.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
@@ -626,7 +715,7 @@ class TrainingJobStatus(Part):
 
 
 class TrainingJob(Part):
-    """A training that only sees directories, on one machine or many."""
+    """A training, on one machine or many, whose processes see Datastores as directories."""
 
     model_config = rules(
         {
@@ -644,7 +733,7 @@ class TrainingJob(Part):
     api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["TrainingJob"] = Field(description=KIND)
     metadata: JobMeta = Field(description="Name, namespace, labels and annotations.")
-    spec: TrainingJobSpec = Field(description="What runs, on which data, and what counts as its end.")
+    spec: TrainingJobSpec = Field(description="What runs, on which data, and when the job has succeeded or failed.")
     status: dict[str, Any] | None = Field(None, description="Written by the launcher; what a manifest says is ignored.")
 
     @model_validator(mode="after")

@@ -49,7 +49,8 @@ WRONG = [
     ),
     (
         "datastores: [{name: x}]",
-        "spec.datastores[0].path is missing: Absolute path of the directory; two can't have the same",
+        "spec.datastores[0].path is missing: Absolute path at which the processes see the Datastore; two Datastores "
+        "can't have the same",
     ),
     ("datastores: [{name: x, path: /a}, {name: y, path: /a/}]", "spec mounts two Datastores at /a: x and y"),
     ("datastores: [{name: x, path: /}]", "spec mounts Datastore x at /; choose a directory below it"),
