@@ -15,4 +15,4 @@ Target = Annotated[
         metavar="DIR|NAME", help="Directory or name of a mounted Datastore.", autocompletion=complete_mounted
     ),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="How to print.")]
+Output = Annotated[Format, typer.Option("--output", "-o", help="Format of the output.")]

@@ -8,5 +8,5 @@ from datastore.api import crd
 
 
 def crd_command() -> None:
-    """Print the CustomResourceDefinition: datastore crd | kubectl apply -f -"""
+    """Print the CustomResourceDefinitions: datastore crd | kubectl apply -f -"""
     sys.stdout.write(crd.text())

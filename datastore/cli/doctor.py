@@ -36,19 +36,24 @@ _STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 def doctor_command(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="Check the storage of its Datastores too.")
+        str | None, typer.Argument(metavar="[FILE]", help="YAML file; the storage of its Datastores is checked too.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Only this Datastore of the file.", autocompletion=complete_datastores),
+        typer.Argument(
+            metavar="[NAME]", help="Check only this Datastore of the file.", autocompletion=complete_datastores
+        ),
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Check the Datastore of this name in the cluster of kubectl's context.")
+        bool,
+        typer.Option(
+            "--cluster", help="Check a Datastore in the cluster of kubectl's context; give its name in place of FILE."
+        ),
     ] = False,
     namespace: Namespace = "",
     output: Output = Format.TABLE,
 ) -> None:
-    """Check this machine, and the storage of a manifest. The exit code is that of the last check that failed."""
+    """Check this machine, and the storage of a manifest. The exit code is that of the last check that failed, or 0."""
     seen: list[Finding] = []
     for finding in _asked(file, name, namespace) if cluster else _here(file, name):
         seen.append(finding)

@@ -38,19 +38,23 @@ _POLL_S = 1.0
 
 
 def mount_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file with the Datastore; - is standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file with the Datastore; - means standard input.")],
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Which Datastore, if the file holds several.", autocompletion=complete_datastores
+            metavar="[NAME]",
+            help="Name of the Datastore; needed if the file holds several.",
+            autocompletion=complete_datastores,
         ),
     ] = None,
     directory: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Where; made if missing. Default: ./NAME.")
+        str | None,
+        typer.Argument(metavar="[DIR]", help="Directory to mount at; it is made if missing. Default: ./NAME."),
     ] = None,
     read_only: ReadOnly = False,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay until Ctrl-C, then upload what is left and unmount.")
+        bool,
+        typer.Option("--foreground", help="Stay in the foreground until Ctrl-C, then upload what is left and unmount."),
     ] = False,
     transport: Transport = DEFAULT_TRANSPORT,
     allow_other: AllowOther = False,
@@ -60,10 +64,10 @@ def mount_command(
     gid: Gid = "",
     umask: Umask = "",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Unmount what is mounted there first, as umount does.")
+        bool, typer.Option("--replace", help="First unmount what is mounted at DIR, as umount does.")
     ] = False,
 ) -> None:
-    """Mount a Datastore as a directory. What was not uploaded by an earlier mount there is uploaded now."""
+    """Mount a Datastore as a directory. Changes that an earlier mount there could not upload are uploaded now."""
     manifest = load(file)
     datastore, place = choose(manifest, name, directory)
     options = mount_options(read_only, allow_other, transport, metrics, memory, uid, gid, umask)

@@ -31,26 +31,58 @@ DEFAULT_TRANSPORT = TransportChoice.KERNEL if sys.platform.startswith("linux") e
 
 ReadOnly = Annotated[bool, typer.Option("--read-only", "-r", help="Refuse every change, whatever the manifest says.")]
 AllowOther = Annotated[
-    bool, typer.Option("--allow-other", help="Let other users in; plain users need user_allow_other in /etc/fuse.conf.")
+    bool,
+    typer.Option(
+        "--allow-other",
+        help="Let other users use the mount. Unless root mounts, this needs user_allow_other in /etc/fuse.conf.",
+    ),
 ]
 Transport = Annotated[
-    TransportChoice, typer.Option("--transport", help="kernel: our own protocol engine; libfuse: through libfuse.")
+    TransportChoice,
+    typer.Option(
+        "--transport",
+        help="How the mount speaks to the kernel: by this program's own FUSE engine (kernel), or through libfuse.",
+    ),
 ]
 Metrics = Annotated[
-    str, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics there, e.g. 127.0.0.1:9464.")
+    str,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Address at which the mount serves Prometheus metrics, e.g. 127.0.0.1:9464. Default: none.",
+    ),
 ]
 DEFAULT_MEMORY = "512Mi"
 """The default of --memory. Below 192Mi, the least, the interpreter and its threads alone would soon need more."""
 Memory = Annotated[
     str,
-    typer.Option("--memory", metavar="SIZE", help="Most memory that the mount's server takes; 192Mi at least."),
+    typer.Option("--memory", metavar="SIZE", help="The most memory that the mount's server takes; at least 192Mi."),
 ]
 Uid = Annotated[
-    str, typer.Option("--uid", metavar="USER", help="Owner, by name or number, of what has none. Default: who mounts.")
+    str,
+    typer.Option(
+        "--uid",
+        metavar="USER",
+        help="For s3: owner, by name or number, of files for which the bucket has none. Default: the user who mounts.",
+    ),
 ]
-Gid = Annotated[str, typer.Option("--gid", metavar="GROUP", help="Its group, by name or number.")]
+Gid = Annotated[
+    str,
+    typer.Option(
+        "--gid",
+        metavar="GROUP",
+        help="For s3: group, by name or number, of files for which the bucket has none. Default: that of the "
+        "user who mounts.",
+    ),
+]
 Umask = Annotated[
-    str, typer.Option("--umask", metavar="OCTAL", help="Permissions that it lacks, as umask(1) has it. Default: 022.")
+    str,
+    typer.Option(
+        "--umask",
+        metavar="OCTAL",
+        help="For s3: permissions, in octal, that are taken from files for which the bucket has none, as by "
+        "umask(1). Default: 022.",
+    ),
 ]
 
 

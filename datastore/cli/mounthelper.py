@@ -60,9 +60,9 @@ def mount() -> NoReturn:
     parser.add_argument("directory")
     parser.add_argument("-s", dest="sloppy", action="store_true", help="ignore unknown options")
     parser.add_argument("-f", dest="fake", action="store_true", help="do everything but mount")
-    parser.add_argument("-n", action="store_true", help="does nothing")
-    parser.add_argument("-v", action="store_true", help="does nothing")
-    parser.add_argument("-t", metavar="TYPE", help="does nothing")
+    parser.add_argument("-n", action="store_true", help="accepted and ignored")
+    parser.add_argument("-v", action="store_true", help="accepted and ignored")
+    parser.add_argument("-t", metavar="TYPE", help="accepted and ignored")
     parser.add_argument(
         "-o", dest="options", action="append", default=[], help="name=NAME, ro, uid=, gid=, umask=, ..."
     )
@@ -94,10 +94,10 @@ def umount() -> NoReturn:
     parser = _Parser(prog="umount.fuse.datastore", description="Unmount a Datastore; called by umount.")
     parser.add_argument("directory")
     parser.add_argument("-f", dest="force", action="store_true", help="as datastore umount --force")
-    parser.add_argument("-l", dest="lazy", action="store_true", help="take it out of the tree at once")
+    parser.add_argument("-l", dest="lazy", action="store_true", help="detach the mount from the directory tree at once")
     for flag in "nrv":
-        parser.add_argument(f"-{flag}", action="store_true", help="does nothing")
-    parser.add_argument("-t", metavar="TYPE", help="does nothing")
+        parser.add_argument(f"-{flag}", action="store_true", help="accepted and ignored")
+    parser.add_argument("-t", metavar="TYPE", help="accepted and ignored")
     asked = parser.parse_intermixed_args()
     if asked.lazy or record_at(real_path(asked.directory)) is None:
         # Without --internal-only, umount(8) would call this helper again.

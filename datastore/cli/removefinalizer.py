@@ -14,14 +14,17 @@ from datastore.errors import DatastoreError
 from datastore.kubeclient import of_context
 
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", help="Its namespace; left out: that of the kubectl context.")
+    str, typer.Option("--namespace", "-n", help="Namespace of the Datastore. Default: that of kubectl's context.")
 ]
 
 
 def remove_finalizer_command(
-    name: Annotated[str, typer.Argument(help="A Datastore that is being deleted.")], namespace: Namespace = ""
+    name: Annotated[str, typer.Argument(help="Name of a Datastore that is being deleted.")], namespace: Namespace = ""
 ) -> None:
-    """Let a Datastore of the cluster go whose deletion is stuck. Its data stays; the controller removes its volume."""
+    """Remove the finalizer of a Datastore of the cluster whose deletion is stuck.
+
+    Its data stays where it is; the controller removes its volume.
+    """
     client = of_context(os.environ, namespace)
     found = client.get(DATASTORES, name)
     if found is None:

@@ -29,15 +29,22 @@ def unsent_command(
     target: Target,
     save: Annotated[
         Path | None,
-        typer.Option("--save", metavar="DIR", help="Copy the files below this directory; they stay listed."),
+        typer.Option("--save", metavar="DIR", help="Copy the listed files below this directory; they stay listed."),
     ] = None,
     discard: Annotated[
-        str | None, typer.Option("--discard", metavar="PATH", help="Drop this one for good; PATH as it is listed.")
+        str | None,
+        typer.Option("--discard", metavar="PATH", help="Drop the changes of one file for good; PATH as it is listed."),
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Upload all now, and wait for that.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Upload all changes of the mount now, and wait for that.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """List what is not uploaded and why. What another client was first with waits here for you."""
+    """List the files that are not uploaded, and why.
+
+    A file that another client changed first is not uploaded any more.
+    It is kept until you save it elsewhere or discard it.
+    """
     if (save is not None) + (discard is not None) + retry > 1:
         raise typer.BadParameter("use one of --save, --discard and --retry", param_hint="--save")
     record = find(target)

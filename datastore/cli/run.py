@@ -38,14 +38,14 @@ _WAIT_S = 60.0
 
 def run_command(
     file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the Datastores.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run, with its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Command to run, with its arguments.")],
     mount: Annotated[
         list[str] | None,
         typer.Option(
             "--mount",
             "-m",
             metavar="NAME=DIR",
-            help="Mount this there; can be repeated.",
+            help="Mount the Datastore NAME at DIR; can be repeated.",
             autocompletion=complete_datastores,
         ),
     ] = None,
@@ -56,9 +56,10 @@ def run_command(
     gid: Gid = "",
     umask: Umask = "",
 ) -> None:
-    """Mount, run a command, upload what it wrote, unmount. The command's exit code is ours (128 + N after signal N).
+    """Mount Datastores, run a command, upload what it wrote, unmount. The exit code is the command's.
 
-    If the command succeeds, the exit code is 75 if its changes can't be uploaded, else 76 if a directory is still used.
+    It is 128 + N if signal N ended the command.
+    If the command succeeds, it is 75 if changes can't be uploaded, else 76 if programs still use a directory.
     """
     manifest = load(file)
     wanted = [_parse_mount(each) for each in mount or []]

@@ -47,22 +47,41 @@ def serve_command(
     reference: Reference,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help=f"What serves; left out: {PROGRAM}, or its image by podman."),
+        typer.Argument(
+            metavar="[-- COMMAND...]",
+            help=f"Server to run, with its arguments. Default: {PROGRAM} of this machine, or --image.",
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", min=1, max=65535, help="Where it listens.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            "-p",
+            min=1,
+            max=65535,
+            help="Port on which the server listens. Default: 8500, with --protocol http 8501.",
+        ),
+    ] = None,
     protocol: Annotated[
-        Literal["grpc", "http"], typer.Option(help="What it speaks; decides the default port.")
+        Literal["grpc", "http"], typer.Option(help="Protocol of the server, on which the default of --port depends.")
     ] = "grpc",
-    image: Annotated[str, typer.Option(help="Image for podman or docker.")] = DEFAULT_IMAGE,
+    image: Annotated[
+        str,
+        typer.Option(
+            help="Image that podman or docker runs without COMMAND. The default is only run if this machine lacks "
+            "tensorflow_model_server."
+        ),
+    ] = DEFAULT_IMAGE,
     file: File = None,
     store: Store = None,
     transport: Transport = DEFAULT_TRANSPORT,
     progress: ProgressOption = Shown.AUTO,
 ) -> None:
-    """Serve a version on this machine until Ctrl-C: every byte is verified, then it is mounted read-only.
+    """Serve a version of a model on this machine until Ctrl-C.
 
-    The command finds the version by its environment, as in the pods of a Serving: DATASTORE_MODEL_PATH, DATASTORE_PORT,
-    DATASTORE_MODEL and DATASTORE_MODEL_VERSION. Its exit code is ours.
+    Every byte is verified first, then the version is mounted read-only. The exit code is the server's.
+    The server finds the version by its environment, as in the pods of a Serving:
+    DATASTORE_MODEL_PATH, DATASTORE_PORT, DATASTORE_MODEL and DATASTORE_MODEL_VERSION.
     """
     asked = parse_reference(reference)
     listens = port or DEFAULT_PORTS[protocol]

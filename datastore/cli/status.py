@@ -21,12 +21,16 @@ from datastore.units import format_duration, format_size
 def status_command(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[DIR|NAME]", help="One mount; default: all.", autocompletion=complete_mounted),
+        typer.Argument(
+            metavar="[DIR|NAME]",
+            help="Directory or name of a mounted Datastore. Default: all mounts.",
+            autocompletion=complete_mounted,
+        ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All that is known of it.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known of a mount.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show each mount: its state, its storage, its cache, and the files that are not uploaded or failed to be."""
+    """Show each mount: its state, its storage, its cache, and the files that are not uploaded, with their errors."""
     records = all_records() if target is None else [find(target)]
     seen = [inspect(record) for record in records]
     if output is Format.JSON:

@@ -26,13 +26,13 @@ _RIGHT = {"OPS/s", "READ/s", "WRITE/s", "HITS", "ERRORS", "P50", "P99", "RSS"}
 
 
 def top_command(
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print that and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures of one interval and exit.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", "-n", min=0.1, max=3600, help="Seconds that are summed up.")
+        float, typer.Option("--interval", "-n", min=0.1, max=3600, help="Length of an interval in seconds.")
     ] = 2.0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show what the mounts are doing, live; Ctrl-C ends it. With -o json one line of JSON each interval."""
+    """Show live what the mounts are doing, until Ctrl-C. With -o json, print one line of JSON for each interval."""
     with watching() as watch, ExitStack() as stack:
         show = _printer(output, once, stack)
         before, looked_at = _look(), time.monotonic()

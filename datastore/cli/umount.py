@@ -27,16 +27,17 @@ def umount_command(
             metavar="DIR|NAME", help="Directory or name of a mounted Datastore.", autocompletion=complete_mounted
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Every mount of this user.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Unmount all mounts of this user.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="Unmount at once; what can't be uploaded is kept on disk.")
+        bool,
+        typer.Option("--force", "-f", help="Unmount in any case; changes that can't be uploaded are kept on disk."),
     ] = False,
     timeout: Annotated[
         str,
-        typer.Option("--timeout", help="Longest wait for uploads, e.g. 30s, 1h. Default: 10m, with --force 10s."),
+        typer.Option("--timeout", help="The longest wait for uploads, e.g. 30s or 1h. Default: 10m, with --force 10s."),
     ] = "",
 ) -> None:
-    """Upload what is left and unmount. Exit code 6: changes remain; they are kept and uploaded at the next mount."""
+    """Upload what is left and unmount. If changes can't be uploaded, the mount stays, and the exit code is 6."""
     if (target is None) != everything:
         raise typer.BadParameter("name one mount, or all with --all", param_hint="DIR|NAME")
     try:

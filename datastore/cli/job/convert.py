@@ -20,7 +20,7 @@ def convert_command(
     file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help=f"YAML file with a {', '.join(KINDS)}.")],
     output: Output = Format.TABLE,
 ) -> None:
-    """Print a TrainingJob, and its Datastores, made from a job of Kubeflow; what needs a look is told beside it."""
+    """Convert a job of Kubeflow: print a TrainingJob and its Datastores. Notes on standard error say what to check."""
     made = []
     for document in documents(file):
         if document.get("kind") in KINDS:

@@ -13,11 +13,13 @@ from datastore.training.launchers import existing
 
 
 def delete_command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which.", autocompletion=complete_jobs)],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Names of the TrainingJobs.", autocompletion=complete_jobs)
+    ],
     namespace: Namespace = DEFAULT,
     output: Output = Format.TABLE,
 ) -> None:
-    """End TrainingJobs and forget them with their logs; what they wrote to their Datastores stays."""
+    """End TrainingJobs and delete them with their logs. What they wrote to their Datastores stays."""
     gone = []
     for name in names:
         driver, space = existing(name, namespace)

@@ -19,13 +19,25 @@ def complete_jobs(incomplete: str) -> list[str]:
     return sorted({each.name for each in all_directories() if each.name.startswith(incomplete)})
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The TrainingJob.", autocompletion=complete_jobs)]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Its namespace. Default: that of kubectl's context.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TrainingJob.", autocompletion=complete_jobs)]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Namespace of the job. Default: on this machine `default`, in a cluster that of kubectl's context.",
+    ),
+]
 DEFAULT = ""
 InNamespace = Annotated[
-    str, typer.Option("--namespace", "-n", help="Only this one. Default: all here, and that of kubectl's context.")
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Only jobs of this namespace. Default: all on this machine, and that of kubectl's context in the cluster.",
+    ),
 ]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="All of the cluster.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces of the cluster.")]
 
 
 def for_new(local: bool, container: bool) -> Launcher:

@@ -11,7 +11,7 @@ from datastore.training.launchers import existing
 
 
 def free_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
-    """End everything of a TrainingJob at once; the job, its logs and its numbers stay."""
+    """End all processes of a TrainingJob at once. The job, its logs and its figures stay."""
     driver, namespace = existing(name, namespace)
     seconds = driver.free(name, namespace)
     if output is Format.JSON:

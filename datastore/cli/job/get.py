@@ -12,7 +12,7 @@ from datastore.training.launchers import existing
 
 
 def get_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
-    """Show one TrainingJob: what it does or did, each replica, how it ended and what it used."""
+    """Show a TrainingJob: its state, and for each replica its state, how it ended and what it used."""
     driver, namespace = existing(name, namespace)
     observed = driver.observe(name, namespace)
     notes = driver.notes(name, namespace)

@@ -15,12 +15,14 @@ from datastore.training.launchers import existing
 
 def logs_command(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")] = False,
-    role: Annotated[RoleName | None, typer.Option("--role", help="Only of this role.")] = None,
-    index: Annotated[int | None, typer.Option("--index", min=0, help="Only of this replica of the role.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the job has finished.")] = False,
+    role: Annotated[RoleName | None, typer.Option("--role", help="Print only the logs of this role.")] = None,
+    index: Annotated[
+        int | None, typer.Option("--index", min=0, help="Print only the log of the replica with this index.")
+    ] = None,
     namespace: Namespace = DEFAULT,
 ) -> None:
-    """Print what the replicas of a TrainingJob wrote; the same while it runs and after it has ended."""
+    """Print the logs of a TrainingJob's replicas, while it runs or afterwards."""
     driver, namespace = existing(name, namespace)
     alone = len(driver.observe(name, namespace).evidence.replicas) == 1 or (role is not None and index is not None)
     for line in driver.logs(name, namespace, role, index, follow=follow):

@@ -18,13 +18,18 @@ _DAYS = re.compile(r"([0-9]+)d")
 
 def prune_command(
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Those that finished longer ago: 7d, 12h, 30m, 0s for all.")
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Delete the jobs that finished longer ago than this: 7d, 12h, 30m, 0s for all finished ones.",
+        ),
     ],
     namespace: InNamespace = DEFAULT,
     all_namespaces: AllNamespaces = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Delete the TrainingJobs that finished longer ago; those that run are left alone."""
+    """Delete the TrainingJobs that finished longer ago than --since says. Jobs that run are left alone."""
     oldest = datetime.now(UTC) - timedelta(seconds=_seconds(since))
     gone = []
     for driver, each in everywhere(namespace, all_namespaces):

@@ -21,23 +21,23 @@ def submit_command(
         str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the TrainingJob and its Datastores.")
     ],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which TrainingJob, if the file holds several.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the TrainingJob; needed if the file holds several.")
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="Run it on this machine, with this machine's programs.")
+        bool, typer.Option("--local", help="Run the job on this machine, with this machine's programs.")
     ] = False,
     container: Annotated[
-        bool, typer.Option("--container", help="Run its image on this machine, by podman or docker.")
+        bool, typer.Option("--container", help="Run the job's image on this machine, by podman or docker.")
     ] = False,
     follow_it: Annotated[
-        bool, typer.Option("--follow", help="Stay and show logs and states until it has finished.")
+        bool, typer.Option("--follow", help="Stay, and show logs and states until the job has finished.")
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Start a TrainingJob. It goes on without this terminal.
+    """Start a TrainingJob, in the cluster of kubectl's context or on this machine. It goes on without this terminal.
 
-    With --follow the exit code is 0 if it succeeds, and its result is saved where that is asked for, and 1 if not.
-    Ctrl-C ends the looking, not the job.
+    With --follow the exit code is 0 if the job succeeds, and its result is saved if spec.save says so, else 1.
+    Ctrl-C then ends this command, not the job.
     """
     manifest = load(file, KIND)
     job = manifest.pick_job(name)

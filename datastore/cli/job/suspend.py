@@ -9,7 +9,7 @@ from datastore.training.launchers import existing
 
 
 def suspend_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
-    """Stop a TrainingJob and give everything back; `resume` lets it go on from its checkpoints."""
+    """Stop a TrainingJob and free its resources; `resume` lets it go on from its checkpoints."""
     _set(name, namespace, True, output)
 
 

@@ -18,12 +18,18 @@ from datastore.training.local.board import log_directory, program
 
 def tensorboard_command(
     name: Name,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where it serves, on 127.0.0.1.")] = 6006,
-    datastore: Annotated[str, typer.Option("--datastore", help="Another Datastore than spec.tensorboard says.")] = "",
-    path: Annotated[str, typer.Option("--path", help="Directory below it.")] = "",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 at which TensorBoard is served.")
+    ] = 6006,
+    datastore: Annotated[
+        str, typer.Option("--datastore", help="Datastore with the event files. Default: what spec.tensorboard says.")
+    ] = "",
+    path: Annotated[
+        str, typer.Option("--path", help="With --datastore: directory in it with the event files. Default: all of it.")
+    ] = "",
     namespace: Namespace = DEFAULT,
 ) -> None:
-    """Run TensorBoard over what a TrainingJob writes or wrote, until Ctrl-C."""
+    """Run TensorBoard over the event files of a TrainingJob, until Ctrl-C."""
     driver, namespace = existing(name, namespace)
     if isinstance(driver, KubernetesDriver):
         _in_cluster(driver, name, namespace, port, datastore, path.strip("/"))

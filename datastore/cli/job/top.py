@@ -22,12 +22,14 @@ from datastore.training.launchers import existing
 
 def top_command(
     name: Name,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the figures once and exit.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two measurements.")
+    ] = 2.0,
     namespace: Namespace = DEFAULT,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show processors, memory, network and GPU of each running replica; Ctrl-C ends it."""
+    """Show the processors, memory, network and GPUs that each running replica uses, until Ctrl-C."""
     driver, namespace = existing(name, namespace)
     live: Live | None = None
     told: set[str] = set()

@@ -13,11 +13,13 @@ from datastore.units import format_count
 
 
 def delete_command(
-    reference: Annotated[str, typer.Argument(metavar="NAME:VERSION", help="One version, by its number.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="NAME:VERSION", help="Name of the model, and number of the version.")
+    ],
     file: File = None,
     store: Store = None,
 ) -> None:
-    """Delete a version for ever, unless an alias means it or something serves it. Its number is not used again."""
+    """Delete a version for ever. Refused while an alias means it or it is served. Its number is not used again."""
     asked = parse_reference(reference)
     if asked.version is None:
         raise typer.BadParameter(f"{reference}: say which version is deleted by its number, such as {asked.model}:1")

@@ -17,15 +17,23 @@ from datastore.units import format_size
 
 
 def diff_command(
-    first: Annotated[str, typer.Argument(metavar="NAME[:VERSION|ALIAS]", help="The one version.")],
+    first: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[:VERSION|ALIAS]", help="Name of the model, and the first version. Default: the newest."
+        ),
+    ],
     second: Annotated[
-        str, typer.Argument(metavar="[NAME:]VERSION|ALIAS", help="The other one; of the same model without a name.")
+        str,
+        typer.Argument(
+            metavar="[NAME:]VERSION|ALIAS", help="The second version. Without NAME it is of the same model."
+        ),
     ],
     file: File = None,
     store: Store = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Say what differs between two versions, by their manifests: paths, sizes, digests, modes, links."""
+    """Show what differs between two versions, by their manifests: paths, sizes, digests, modes, links."""
     one = parse_reference(first)
     other = parse_reference(second if ":" in second else f"{one.model}:{second}")
     with open_store(file, store) as opened:

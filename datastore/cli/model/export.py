@@ -39,20 +39,32 @@ def export_command(
     endpoint: Endpoint = "",
     base: Annotated[
         Path | None,
-        typer.Option("--base", metavar="DIR", help="With oci:DIR, the layout of an image to put the version on."),
+        typer.Option(
+            "--base",
+            metavar="DIR",
+            help="With oci:DIR: directory with the OCI layout of an image on which the version is put.",
+        ),
     ] = None,
     cluster: Annotated[
         bool,
         typer.Option(
             "--cluster",
-            help="By a Job of the cluster, to DATASTORE/path or the s3:// of a Datastore (.tar for a file, oci:...).",
+            help="Let a Job of the cluster export to DATASTORE/path, or to the s3:// address of a Datastore; it "
+            "makes a tar file if TARGET ends with .tar, and an image layout with oci:...",
         ),
     ] = False,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With --cluster: where; else kubectl's.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="With --cluster: stay until it is there, with a bar.")] = False,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
+        ),
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --cluster: wait until the version is exported, and show a bar.")
+    ] = False,
     progress: ProgressOption = Shown.AUTO,
 ) -> None:
-    """Bring a version somewhere else. Every byte is compared with what was saved."""
+    """Copy a version to another place. Every byte is compared with what was saved."""
     asked = parse_reference(reference)
     if cluster:
         export_on_cluster(asked, target, namespace, wait, progress)

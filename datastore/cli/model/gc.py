@@ -15,16 +15,24 @@ from datastore.units import format_count, format_duration, parse_duration
 
 
 def gc_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this model.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Look only at this model. Default: at all models.")
+    ] = None,
     file: File = None,
     store: Store = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without, only say what would be.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove what is found. Without this option it is only listed.")
+    ] = False,
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="TIME", help="A save elsewhere that has been silent for so long is dead."),
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="Time for which a save on another machine must have been silent to count as interrupted.",
+        ),
     ] = format_duration(STALE_S),
 ) -> None:
-    """Remove what interrupted saves and deletions left; first it only says what that is."""
+    """Find what interrupted saves and deletions left in the store, and remove it with --delete."""
     try:
         stale_s = parse_duration(older_than)
     except ValueError as error:

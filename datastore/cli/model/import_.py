@@ -22,7 +22,8 @@ def import_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A directory; FILE.tar or FILE.tar.gz; s3://BUCKET/PREFIX; datastore://NAME/path; oci:DIR.",
+            help="A directory; FILE.tar or FILE.tar.gz; s3://BUCKET/PREFIX; datastore://NAME/path; oci:DIR for an "
+            "OCI image layout.",
         ),
     ],
     file: File = None,
@@ -33,7 +34,7 @@ def import_command(
     progress: ProgressOption = Shown.AUTO,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make a version of an export, which must be as it was, or of any other directory, tar file or image."""
+    """Make a version from a directory, a tar file or an image. An exported version is refused if it was changed."""
     check_model(name)
     labels = parse_labels(label)
     with open_store(file, store) as opened, open_import(source, file, endpoint) as (tree, version, digest):

@@ -19,13 +19,13 @@ _DIGEST_CHARACTERS = len("sha256:") + 12
 
 def list_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The versions of this model; left out: the models.")
+        str | None, typer.Argument(metavar="[NAME]", help="List the versions of this model. Default: list the models.")
     ] = None,
     file: File = None,
     store: Store = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """List the models of a store, or the versions of one, the newest first."""
+    """List the models of a store, or the versions of one model, the newest first."""
     if name is not None:
         check_model(name)
     with open_store(file, store) as opened:

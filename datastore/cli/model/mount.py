@@ -35,12 +35,13 @@ from datastore.mounting.signals import watching
 def mount_command(
     reference: Reference,
     directory: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="Where; made if missing. Default: ./NAME-VERSION.")
+        str | None,
+        typer.Argument(metavar="[DIR]", help="Directory to mount at; it is made if missing. Default: ./NAME-VERSION."),
     ] = None,
     file: File = None,
     store: Store = None,
     check: Annotated[
-        bool, typer.Option("--verify", help="Read every byte before, and refuse a damaged version.")
+        bool, typer.Option("--verify", help="Read every byte first, and refuse a damaged version.")
     ] = False,
     transport: Transport = DEFAULT_TRANSPORT,
     allow_other: AllowOther = False,
@@ -51,7 +52,7 @@ def mount_command(
     umask: Umask = "",
     progress: ProgressOption = Shown.AUTO,
 ) -> None:
-    """Mount a version as a directory, read-only; `datastore umount` takes it away."""
+    """Mount a version as a directory, read-only; `datastore umount` unmounts it."""
     asked = parse_reference(reference)
     options = mount_options(True, allow_other, transport, metrics, memory, uid, gid, umask)
     with open_store(file, store) as opened:

@@ -38,7 +38,11 @@ TAR_ENDINGS = (".tar", ".tar.gz", ".tgz")
 File = Annotated[
     str | None,
     typer.Option(
-        "--file", "-f", envvar="DATASTORE_FILE", metavar="FILE", help="YAML file with the Datastores; - is stdin."
+        "--file",
+        "-f",
+        envvar="DATASTORE_FILE",
+        metavar="FILE",
+        help="YAML file with the Datastores; - means standard input.",
     ),
 ]
 Store = Annotated[
@@ -47,12 +51,14 @@ Store = Annotated[
         "--store",
         envvar="DATASTORE_STORE",
         metavar="NAME",
-        help=f"Which Datastore of the file holds the models; else the one named {DEFAULT_STORE}, or the only one.",
+        help=f"Datastore of the file that holds the models. Default: the one named {DEFAULT_STORE}, or the only one.",
     ),
 ]
 Endpoint = Annotated[
     str,
-    typer.Option("--endpoint", envvar="AWS_ENDPOINT_URL", metavar="URL", help="Server of s3://...; left out: AWS."),
+    typer.Option(
+        "--endpoint", envvar="AWS_ENDPOINT_URL", metavar="URL", help="URL of the server of s3://... Default: AWS."
+    ),
 ]
 
 

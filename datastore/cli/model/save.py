@@ -18,9 +18,11 @@ from datastore.models.saving import Saved, Wish, save
 from datastore.units import format_count, format_size
 
 Labels = Annotated[
-    list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Label of the version; repeatable.")
+    list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="Label of the version; can be repeated.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Make a version even of the same bytes as the newest one.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Make a new version even if the bytes are the same as in the newest one.")
+]
 SaveId = Annotated[
     str, typer.Option("--save-id", help="Repeated under the same one, a save is done once.", hidden=True)
 ]
@@ -31,7 +33,9 @@ def save_command(
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="SOURCE", help="DATASTORE/path, a directory (./runs/7, /data, ~/x) or s3://BUCKET/PREFIX."
+            "--from",
+            metavar="SOURCE",
+            help="What is saved: DATASTORE/path, a directory (./runs/7, /data, ~/x) or s3://BUCKET/PREFIX.",
         ),
     ],
     file: File = None,
@@ -40,10 +44,22 @@ def save_command(
     force: Force = False,
     endpoint: Endpoint = "",
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="By a Job of the cluster, between its Datastores (DATASTORE/path).")
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Let a Job of the cluster save the version. SOURCE is then DATASTORE/path, of a Datastore in the "
+            "cluster.",
+        ),
     ] = False,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With --cluster: where; else kubectl's.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="With --cluster: stay until it is saved, with a bar.")] = False,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
+        ),
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --cluster: wait until the version is saved, and show a bar.")
+    ] = False,
     training_job: Annotated[str, typer.Option(hidden=True)] = "",
     training_job_uid: Annotated[str, typer.Option(hidden=True)] = "",
     training_command: Annotated[list[str] | None, typer.Option(hidden=True)] = None,

@@ -17,7 +17,10 @@ from datastore.units import format_size
 
 Reference = Annotated[
     str,
-    typer.Argument(metavar="NAME[:VERSION|ALIAS]", help="The model, and which version; left out: the newest."),
+    typer.Argument(
+        metavar="NAME[:VERSION|ALIAS]",
+        help="Name of the model, and number or alias of the version. Default: the newest version.",
+    ),
 ]
 
 
@@ -25,7 +28,7 @@ def show_command(
     reference: Reference,
     file: File = None,
     store: Store = None,
-    files: Annotated[bool, typer.Option("--files", help="Also every file, directory and link.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Show also every file, directory and link.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Show a version: what it holds, where it comes from, and which aliases mean it."""

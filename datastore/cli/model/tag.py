@@ -15,21 +15,34 @@ from datastore.models.names import check_alias, parse_reference
 
 def tag_command(
     reference: Reference,
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod or canary.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Name of the alias, such as prod or canary.")],
     file: File = None,
     store: Store = None,
     expect: Annotated[
         int | None,
-        typer.Option("--expect", min=0, metavar="VERSION", help="Move it only from there; 0: only if it is new."),
+        typer.Option(
+            "--expect",
+            min=0,
+            metavar="VERSION",
+            help="Move the alias only if it means this version now; 0: only if there is no such alias yet.",
+        ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias of this model.")] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="In the Model of the cluster, whose Servings follow the alias.")
+        bool,
+        typer.Option("--cluster", help="Set the alias in the Model of the cluster; Servings with this alias follow."),
     ] = False,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="With --cluster: where; else kubectl's.")] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="With --cluster: stay until the store says so.")] = False,
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
+        ),
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With --cluster: wait until the alias is moved in the store.")
+    ] = False,
 ) -> None:
-    """Move an alias to a version, at once for everybody who asks for it; or remove it."""
+    """Move an alias to a version, or remove it. Whoever asks for the alias gets the new version at once."""
     asked = parse_reference(reference)
     check_alias(alias)
     if cluster:

@@ -34,7 +34,11 @@ class Shown(StrEnum):
 
 ProgressOption = Annotated[
     Shown,
-    typer.Option("--progress", help="auto: a bar on a terminal; json: a line for each event, on standard error; none."),
+    typer.Option(
+        "--progress",
+        help="How progress is shown on standard error. auto: a bar, if it is a terminal; json: a line of JSON "
+        "for each event; none: not at all.",
+    ),
 ]
 
 
