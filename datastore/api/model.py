@@ -73,7 +73,7 @@ class ModelSpec(Part):
     aliases: Aliases = Field(
         default_factory=list,
         description="Aliases that are set in the store, and the versions that they mean. They stay so: a "
-        "ModelVersion does not move them, and what else moves them is undone. An alias that is taken off this list "
+        "ModelVersion does not move them, and a move by a laptop is undone. An alias that is taken off this list "
         "stays in the store as it is.",
     )
 
@@ -294,8 +294,8 @@ class ModelExportSpec(Part):
     version: Version | None = Field(None, description="Number of the version that is exported.")
     alias: Alias | None = Field(
         None,
-        description="Alias that means the version that is exported. Left out, with version left out too: the newest "
-        "version is exported.",
+        description="Alias that means the version that is exported. Without version and alias, the newest version is "
+        "exported.",
     )
     to: ExportTarget = Field(description="Place to which the version is exported.")
     format: Literal["directory", "tar", "oci"] = Field(

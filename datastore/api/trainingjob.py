@@ -550,7 +550,7 @@ class TrainingJobSpec(Part):
     )
     schedule: Schedule | None = Field(
         None,
-        description="Times at which the job runs, as in cron (minute hour day month weekday), e.g. 0 3 * * 1. Each "
+        description="Times at which the job runs, as in cron (minute hour day month weekday), e.g. '0 3 * * 1'. Each "
         "run is a TrainingJob of its own, named after its time. One run at a time: a time that comes during a run is "
         "skipped. Left out: the job runs once, at once.",
     )
