@@ -161,10 +161,10 @@ def make_directory(path: str) -> None:
 def remove_directory(path: str) -> None:
     """Remove an empty directory, or a file, if it is there. Errors: MountFailed."""
     try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        os.unlink(path)
+        with suppress(FileNotFoundError):
+            try:
+                os.rmdir(path)
+            except NotADirectoryError:
+                os.unlink(path)
     except OSError as error:
         raise MountFailed(f"can't remove {path}: {error.strerror}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from datastore import errors, mountinfo
 from datastore.csi import errors as own
-from datastore.csi.commands import Commands
+from datastore.csi.commands import Commands, remove_directory
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -55,3 +57,22 @@ def test_what_somebody_else_unmounts_meanwhile_is_unmounted(monkeypatch: pytest.
     monkeypatch.setattr(Commands, "run", umount)
     getattr(Commands(), verb)("/place")
     assert not there
+
+
+def test_a_file_in_a_directorys_place_that_can_not_be_removed_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet and the pod's events get this line; any other error would be told as a defect of the driver."""
+    file = tmp_path / "file"
+    file.touch()
+
+    def refused(path: str) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refused)
+        with pytest.raises(errors.MountFailed, match=f"can't remove {file}: Operation not permitted"):
+            remove_directory(str(file))
+    for _ in range(2):
+        remove_directory(str(file))
+    assert not file.exists()
