@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -107,7 +108,8 @@ class Datastores:
         return found
 
     def forget(self, volume_id: str) -> None:
-        """Forget a volume that has left the node. The REMEMBERED newest settings stay on the disk, for its return."""
+        """Forget a volume that has left the node. For its return, its settings stay on the disk, among the REMEMBERED
+        that were used last; those of mounted volumes are used every few minutes."""
         with self._lock:
             self._seen.pop(volume_id, None)
         with suppress(OSError):
@@ -126,6 +128,7 @@ class Datastores:
         text, path = json.dumps(document, sort_keys=True), self._path(volume_id)
         with suppress(OSError, ValueError):
             if path.read_text() == text:
+                os.utime(path)  # forget() deletes the files that were written or used the longest ago
                 return
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

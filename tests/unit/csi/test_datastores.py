@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from datastore.api.volumecontext import MEMORY, SPEC, VolumeHandle
+from datastore.csi import datastores
 from datastore.csi.cluster import Cluster, Seen
 from datastore.csi.datastores import AGAIN_S, FRESH_S, NOT_YET_S, Datastores, Refresher
 from datastore.csi.errors import NotAnswering, VolumeBusy
@@ -93,6 +95,26 @@ def test_the_newest_settings_are_kept_for_when_the_api_server_is_away(tmp_path: 
     assert spec_of(renewed.context)["metadataTTL"] == "9s"
     anew = {SPEC: '{"s3": {"bucket": "b-1", "endpoint": "http://h:1"}, "metadataTTL": "20s"}'}
     assert spec_of(again.current(VOLUME, anew).context)["metadataTTL"] == "20s", "the volume was made anew since"
+
+
+@promise("S-231")
+def test_the_settings_of_a_volume_in_use_stay_however_many_others_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when they have not changed since the others came: each use counts."""
+    monkeypatch.setattr(datastores, "REMEMBERED", 1)
+    known = Datastores(Told(Seen(settings=settings(metadataTTL="9s"))), tmp_path)
+    known.current(VOLUME, BASE)
+    other = "team/other/1"
+    Datastores(None, tmp_path).current(other, BASE)
+    for written in tmp_path.iterdir():
+        os.utime(written, (2, 2) if other in written.read_text() else (1, 1))
+    known.current(VOLUME, BASE)
+    known.forget(other)
+    assert Datastores(None, tmp_path).again(other) is None
+    renewed = Datastores(None, tmp_path).again(VOLUME)
+    assert renewed is not None
+    assert spec_of(renewed.context)["metadataTTL"] == "9s"
 
 
 @promise("S-76")
