@@ -76,6 +76,8 @@ class Supervisor:
         self.log_path = self.state_dir / "mount.log"
         self.file_trouble = ""
         """Why mount.json could not be written the last time, such as a full disk; '' when it is up to date."""
+        self.wrong: dict[str, object] = {}
+        """What went wrong and is to be in mount.json, so that it gets there also after a disk was full."""
         self.server: ServerProcess | None = None
         self.undead: list[ServerProcess] = []
         """Servers that died and that the system has not reaped yet."""
@@ -234,7 +236,7 @@ class Supervisor:
             lived_s = outage.lives(now)
             if code is None:
                 if self.file_trouble:
-                    self._note()
+                    self._note(**self.wrong)
                 if self._can_resend():
                     self.standby.keep(lived_s)
             elif code == 0 or self.spec.transport != "kernel":
@@ -355,6 +357,7 @@ class Supervisor:
     def _note(self, **more: object) -> None:
         """Write mount.json, which tells other processes of the mount, without secrets; a failure sets file_trouble.
         more: fields that say what went wrong; they stay until mount.json is written again."""
+        self.wrong = more
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
         described["upgradable"] = self._can_resend()
         temporary = self.state_dir / f"{MOUNT_FILE}.new"

@@ -278,9 +278,9 @@ def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path) -> None:
         assert supervisor.described()["upgradable"] is True
 
 
-@promise("S-59")
+@promise("S-59", "S-153")
 def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken installation costs nothing; mount.json says why."""
+    """A broken installation costs nothing; mount.json says why, as soon as it can be written."""
     broken = tmp_path / "python" / "tests"
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'python'}{os.pathsep}{CHECKOUT}")
@@ -288,8 +288,12 @@ def test_a_new_server_that_does_not_start_leaves_the_old_one(tmp_path: Path, mon
         before = supervisor.server_pid()
         broken.mkdir(parents=True)
         (broken / "__init__.py").write_text("raise ImportError('half installed')")
+        in_the_way = supervisor.state / "mount.json.new"
+        in_the_way.mkdir()
         supervisor.process.send_signal(signal.SIGUSR2)
         eventually(lambda: "half installed" in supervisor.log())
+        eventually(lambda: "mount.json can't be written" in supervisor.log())
+        in_the_way.rmdir()
         eventually(lambda: "does not start" in supervisor.described().get("refused", ""))
         assert supervisor.server_pid() == before
         assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
