@@ -10,7 +10,6 @@ Any thread may call.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -32,13 +31,13 @@ LAYERS = 16
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory that a mount server writes to, as far as possible; a hacked server may nest it very deeply."""
-    try:
-        shutil.rmtree(path, ignore_errors=True)
-    except RecursionError:
-        command = ["rm", "-rf", "--one-file-system", "--", str(path)]
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, stderr=subprocess.DEVNULL, timeout=REMOVE_S, check=False)
+    """Remove a directory that a mount server writes to, as far as possible; never what is mounted below it.
+
+    shutil.rmtree would remove what is mounted there, and fails at directories that a hacked server nests very deeply.
+    """
+    command = ["rm", "-rf", "--one-file-system", "--", str(path)]
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(command, stderr=subprocess.DEVNULL, timeout=REMOVE_S, check=False)
 
 
 class _LeftBehind(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ ALIVE_TIMEOUT_S = 8.0
 """More than the 5 s that a server gives itself to answer a status request."""
 TOLD_LENGTH = 500
 """The most characters of a server's texts that are logged or reported."""
+HIDDEN = {"nfs": "hidden.log", "sftp": "mount-id"}
+"""By the kind of the source: the file of a state directory that an ended mount leaves with content when hidden names of
+removed files may still be on the server, for the next mount to remove (S-265, S-274)."""
 REPLACED_S, REPLACED_POLL_S = 15.0, 0.1
 """How long, and how often, to try again: a server that died is replaced in a second or two, later on a busy node."""
 
@@ -129,7 +133,7 @@ class MountDaemon:
                 mountpoint = mountpoint or mount.spec.mountpoint
             self._clear(volume_id, mountpoint)
             if mount is not None:
-                _forget(Path(mount.spec.state_dir))
+                self._forget(mount.spec)
 
     def states(self) -> list[MountState]:
         return [
@@ -279,6 +283,20 @@ class MountDaemon:
         if mountpoint:
             self._commands.unmount_all(mountpoint)
 
+    def _forget(self, spec: MountSpec) -> None:
+        """Remove the state directory of a mount that has ended, unless the next mount needs what is in it."""
+        state_dir = Path(spec.state_dir)
+        lasting = state_dir / HIDDEN.get(spec.source.kind, "staging")
+        with suppress(FileNotFoundError):
+            if any(lasting.iterdir()) if lasting.is_dir() else lasting.stat().st_size:
+                return
+        for each in mountinfo.read().mounts:
+            if each.mountpoint.startswith(f"{state_dir}/"):  # by a GlusterFS client that was just starting
+                self._commands.unmount_all(each.mountpoint)
+        remove_tree(state_dir)
+        if state_dir.exists():
+            log.warning("a state directory stays", extra=fields(directory=state_dir))
+
 
 def _told(mount: SupervisedMount) -> Answer:
     """Send the present specification to the server; return its answer, {} if there is none."""
@@ -316,15 +334,3 @@ def _group(present: MountSpec, wanted: MountSpec) -> int | None:
         f"{present.name} is mounted on this node for pods with fsGroup {present.group}; this pod has {wanted.group}."
         " Give the pods of a volume the same fsGroup"
     )
-
-
-def _forget(state_dir: Path) -> None:
-    """Remove a state directory, unless it has data that is not uploaded."""
-    try:
-        if any((state_dir / "staging").iterdir()):
-            return
-    except FileNotFoundError:
-        return
-    remove_tree(state_dir)
-    if state_dir.exists():
-        log.warning("a state directory stays", extra=fields(directory=state_dir))

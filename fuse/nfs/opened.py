@@ -104,6 +104,8 @@ class OpenFiles:
         """Remove all hidden names, because the mount ends and nothing is open any more."""
         for node in [node for node in self._nodes.by_ino.values() if node.hidden]:
             self.unhide(node)
+        if not self._hidden.load():
+            self._hidden.rewrite([])  # who finds an empty file knows that nothing is left to remove
 
     def _remove(self, ino: int, directory: bytes, name: bytes) -> None:
         """Remove a hidden name. If that fails, it stays in the log, for the mount's next process to remove."""

@@ -177,9 +177,10 @@ class SFTPFilesystem(FileServerFilesystem):
 
     def _end(self) -> None:
         self.connection.outage_s = END_S
-        for path in [*self._left, *self._nodes.hidden_paths()]:
-            self._remove_hidden(path)
+        left = [path for path in [*self._left, *self._nodes.hidden_paths()] if not self._remove_hidden(path)]
         self.connection.stop()
+        if not left:
+            self._nodes.end()
 
     def _remove_hidden(self, path: bytes) -> bool:
         """Remove a hidden name by its path. Return False if that failed and the name stays on the server."""

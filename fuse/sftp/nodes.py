@@ -48,7 +48,8 @@ class Nodes(KnownNodes[Node]):
         super().__init__(NodeLog(state / "nodes.log"), limit)
         self._top = top
         self._mount = state / "mount-id"
-        """The file of a random id, which makes the hidden names of two mounts differ."""
+        """The file of a random id, which makes the hidden names of two mounts differ. It is removed at the end of a
+        mount that leaves no hidden names on the server."""
         self._next = ROOT_INO + 1
 
     def begin(self) -> list[bytes]:
@@ -62,6 +63,8 @@ class Nodes(KnownNodes[Node]):
 
     def resume(self) -> None:
         """Load the nodes that the kernel may still know from a process of this mount that died."""
+        if not self._mount.exists():
+            self._mount.write_text(secrets.token_hex(4))
         self.by_ino = {ROOT_INO: Node(ROOT_INO, None, b"", stat.S_IFDIR)}
         records = self._log.load()
         for record in records.values():
@@ -74,6 +77,12 @@ class Nodes(KnownNodes[Node]):
                 node.parent.children[node.name] = node
         # This is above all numbers given out before, also above those that the kernel still has but the log dropped.
         self._next = time.time_ns()
+
+    def end(self) -> None:
+        """Have the state directory show that no hidden names are left on the server. Idempotent."""
+        for node in self.hidden():
+            node.hidden = ""
+        self._mount.unlink(missing_ok=True)
 
     def path(self, node: Node, name: bytes | None = None) -> bytes:
         """Return a node's path on the server, or that of `name` in this directory. Errors: ESTALE if a name is gone."""

@@ -68,4 +68,5 @@ def test_a_volume_lives_as_long_as_the_mount_daemon(gluster: GlusterServer, driv
     assert (target / "written").read_text() == "By a pod"
     until(lambda: "GlusterFS's own client" in pod.condition(), "the client answers again", log=driver.logs)
     pod.end()
+    assert list(driver.settings.state_root.iterdir()) == [], "nothing is left on the node"
     assert not [each for each in mountinfo.read().mounts if str(driver.directory) in each.mountpoint]

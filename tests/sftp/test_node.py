@@ -44,3 +44,4 @@ def test_a_mount_server_of_sftp_reaches_nothing_of_others(
     for pod in pods:
         assert (pod.target / "file").read_text() == pod.name
         pod.end()
+    assert list(driver.settings.state_root.iterdir()) == [], "nothing is left on the node"

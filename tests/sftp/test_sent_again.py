@@ -110,8 +110,10 @@ def test_a_hidden_name_that_can_not_be_removed_is_tried_again(sshd: SSHServer, t
         hidden = removed_while_open(first)
         can_be_removed(hidden)
     assert not hidden.exists()
+    assert not (state / "mount-id").exists(), "a node may forget this mount"
     with unmounted(sshd, served, state) as second:
         hidden = removed_while_open(second)
+    assert (state / "mount-id").exists(), "a node has to keep what the next mount needs"
     can_be_removed(hidden)
     with unmounted(sshd, served, state) as third:
         third.start(Notifier())

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from datastore import controlclient, frames, ourprocess
+from datastore import controlclient, frames, mountinfo, ourprocess
 from datastore.api.mountspec import MountSpec
-from datastore.api.source import S3Location
+from datastore.api.source import GlusterFSLocation, NFSLocation, S3Location, SFTPLocation, Source
 from datastore.controlclient import Answer
+from datastore.csi.commands import Commands
 from datastore.csi.errors import Unsent
 from datastore.csi.handle import MountHandle
+from datastore.csi.mountdaemon import daemon as mountdaemon
 from datastore.csi.mountdaemon import supervisor
 from datastore.csi.mountdaemon.cgroups import Cgroup, Cgroups
 from datastore.csi.mountdaemon.daemon import MountDaemon
@@ -26,6 +28,10 @@ from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
 READY: dict[str, object] = {"mounted": {}}
+S3 = S3Location(bucket="b")
+NFS = NFSLocation(server="h", path="/p")
+SFTP = SFTPLocation(host="h", path="/p")
+GLUSTERFS = GlusterFSLocation(servers=("h",), volume="v")
 
 
 class Started(list[tuple[subprocess.Popen[bytes], socket.socket]]):
@@ -51,9 +57,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     return made
 
 
-def request_for(tmp_path: Path) -> MountRequest:
+def request_for(tmp_path: Path, source: Source = S3) -> MountRequest:
     spec = MountSpec(
-        name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
+        name="v", mountpoint=str(tmp_path / "m"), source=source, state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
     return MountRequest(volume_id="v", spec=spec)
@@ -62,6 +68,21 @@ def request_for(tmp_path: Path) -> MountRequest:
 def mount_of(tmp_path: Path) -> SupervisedMount:
     """A volume's mount, not started."""
     return SupervisedMount(request_for(tmp_path), Cgroup(None), lambda _: None)
+
+
+def mount_by(daemon: MountDaemon, request: MountRequest, started: Started) -> None:
+    """Have the daemon mount a volume; its supervisor says that it has made the mount."""
+    started.makes_the_mount = True
+
+    def share() -> None:
+        eventually(lambda: bool(started))
+        with open(os.devnull, "rb") as null:
+            frames.send(started[0][1], READY, (null.fileno(), null.fileno()))
+
+    sharing = threading.Thread(target=share)
+    sharing.start()
+    daemon.mount(request).close()
+    sharing.join()
 
 
 def handle_of(mount: SupervisedMount) -> MountHandle:
@@ -149,17 +170,7 @@ def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_h
     monkeypatch.setattr(controlclient, "brief_status", lambda *_: {"ok": True})
     monkeypatch.setattr(controlclient, "ask", flush)
     daemon = MountDaemon(Cgroups(own=tmp_path / "none"))
-    started.makes_the_mount = True
-
-    def share() -> None:
-        eventually(lambda: bool(started))
-        with open(os.devnull, "rb") as null:
-            frames.send(started[0][1], READY, (null.fileno(), null.fileno()))
-
-    sharing = threading.Thread(target=share)
-    sharing.start()
-    daemon.mount(request_for(tmp_path)).close()
-    sharing.join()
+    mount_by(daemon, request_for(tmp_path), started)
     with pytest.raises(Unsent, match="stays mounted: x: access denied"):
         daemon.unmount("v", "", force=False)
     eventually(lambda: [each.supervisor_pid for each in daemon.states()] == [started[1][0].pid])
@@ -186,5 +197,64 @@ def test_a_mount_that_is_killed_while_its_supervisor_is_replaced_ends(
     started[0][0].kill()
     assert mount.over.wait(PATIENCE_S)
     assert [process.poll() for process, _ in started] == [-9, -9]
+    for _, theirs in started:
+        theirs.close()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All servers have sent everything. Their supervisors, which are none, do not end by themselves."""
+    monkeypatch.setattr(controlclient, "brief_status", lambda *_: {"ok": True})
+    monkeypatch.setattr(controlclient, "ask", lambda *_: {"ok": True, "errors": []})
+    monkeypatch.setattr(mountdaemon, "ENDED_TIMEOUT_S", 0.0)
+
+
+@promise("S-85", "S-265", "S-274")
+@pytest.mark.parametrize(
+    ("source", "files", "stays"),
+    [
+        (S3, ["staging/file"], True),
+        (S3, ["nodes.log"], False),
+        (NFS, ["hidden.log"], True),
+        (NFS, ["nodes.log"], False),
+        (SFTP, ["mount-id"], True),
+        (SFTP, ["nodes.log"], False),
+        (GLUSTERFS, ["client.log"], False),
+    ],
+)
+@pytest.mark.usefixtures("answering")
+def test_a_volume_that_has_left_the_node_leaves_only_what_the_next_mount_needs(
+    tmp_path: Path, started: Started, source: Source, files: list[str], stays: bool
+) -> None:
+    daemon, state_dir = MountDaemon(Cgroups(own=tmp_path / "none")), tmp_path / "state"
+    for name in files:
+        (state_dir / name).parent.mkdir(parents=True)
+        (state_dir / name).write_text("x")
+    mount_by(daemon, request_for(tmp_path, source), started)
+    daemon.unmount("v", "", force=False)
+    assert state_dir.exists() is stays
+    for _, theirs in started:
+        theirs.close()
+
+
+@pytest.mark.usefixtures("answering")
+def test_what_is_mounted_below_a_state_directory_is_unmounted_before_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """A GlusterFS client that was killed while it started has left the volume there, with all of its files."""
+    daemon, below = MountDaemon(Cgroups(own=tmp_path / "none")), tmp_path / "state" / "client"
+    mount_by(daemon, request_for(tmp_path, GLUSTERFS), started)
+    below.mkdir()
+    mounts = [mountinfo.Mount("0:1", str(below), False, "fuse.glusterfs", "v")]
+
+    def umount(self: Commands, command: list[str], *, place: str) -> bytes:
+        assert (command[0], place, below.exists()) == ("umount", str(below), True)
+        mounts.clear()
+        return b""
+
+    monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.MountTable(list(mounts)))
+    monkeypatch.setattr(Commands, "run", umount)
+    daemon.unmount("v", "", force=False)
+    assert (mounts, below.exists()) == ([], False)
     for _, theirs in started:
         theirs.close()
