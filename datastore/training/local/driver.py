@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from datastore import mountinfo
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
@@ -30,7 +29,7 @@ from datastore.training.local.records import (
     check_datastores,
     directory_of,
 )
-from datastore.training.local.starting import start_launcher
+from datastore.training.local.starting import start_launcher, start_new
 from datastore.training.policy import State
 from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
@@ -60,14 +59,10 @@ class LocalDriver:
         _check(job, manifest)
         directory = directory_of(job.name, job.namespace)
         directory.make(job, manifest)
-        try:
-            if not job.spec.suspend:
-                start_launcher(directory, self._submitter)
-            else:
-                self._say_suspended(directory)
-        except BaseException:
-            directory.remove()
-            raise
+        if job.spec.suspend:
+            self._say_suspended(directory)
+        else:
+            start_new(directory, self._submitter)
         return self._observed(directory)
 
     def observe(self, name: str, namespace: str) -> Observed:
@@ -281,9 +276,7 @@ def _sweep(directory: JobDirectory) -> None:
         if record.mountpoint.startswith(below):
             with suppress(DatastoreError):
                 unmounting.unmount(record)
-    still = [each.mountpoint for each in mountinfo.read().mounts if each.mountpoint.startswith(below)]
-    if still:
-        raise DatastoreError(f"{still[0]} is still mounted; `datastore umount --force {still[0]}` ends it")
+    directory.check_unmounted()
     if engine := directory.read_engine():
         Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
 

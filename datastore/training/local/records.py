@@ -27,10 +27,11 @@ from typing import Any
 import yaml
 from pydantic import Field, ValidationError
 
+from datastore import mountinfo
 from datastore.api.fields import Part
 from datastore.api.manifest import Manifest, parse
 from datastore.api.trainingjob import KIND, TrainingJob, TrainingJobStatus
-from datastore.errors import InvalidManifest
+from datastore.errors import DatastoreError, InvalidManifest
 from datastore.mounting.places import make_private, state_root
 from datastore.mounting.records import write_json
 from datastore.training.driver import JobExists, NoSuchJob
@@ -197,12 +198,21 @@ class JobDirectory:
             os.close(lock)
         return lock is None and self.path.exists()
 
+    def check_unmounted(self) -> None:
+        """Check that nothing is mounted below the directory. Errors: DatastoreError."""
+        for each in mountinfo.read().mounts:
+            if each.mountpoint.startswith(f"{self.path}/"):
+                raise DatastoreError(
+                    f"TrainingJob {self.name}: {each.mountpoint} is still mounted: `datastore umount --force "
+                    f"{each.mountpoint}` unmounts it, then `datastore job delete {self.name}` removes the job"
+                )
+
     def remove(self) -> None:
-        """Delete the directory. Nothing may be mounted below it: the files of the mount would be deleted too."""
-        for name in ("mounts",):
-            with suppress(OSError):
-                for each in (self.path / name).iterdir():
-                    each.rmdir()  # fails when something is mounted there, or the directory is not empty
+        """Delete the directory. Errors: DatastoreError when something is mounted below it; then everything stays."""
+        self.check_unmounted()
+        with suppress(FileNotFoundError):
+            for each in (self.path / "mounts").iterdir():
+                each.rmdir()  # this fails on what is mounted since, where rmtree would remove the files of the mount
         shutil.rmtree(self.path, onerror=_missing_ok)
         with suppress(OSError):
             self.path.parent.rmdir()

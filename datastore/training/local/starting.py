@@ -16,6 +16,19 @@ STOP_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 10.0
 
 
+def start_new(directory: JobDirectory, submitter: Submitter) -> None:
+    """Start the launcher of a job that was just made. Errors: see start_launcher; then the job is forgotten, unless a
+    launcher that was killed left a mount, which the error tells as well."""
+    try:
+        start_launcher(directory, submitter)
+    except BaseException as error:
+        try:
+            directory.remove()
+        except DatastoreError as left:
+            raise DatastoreError("; ".join(filter(None, (str(error), str(left))))) from error
+        raise
+
+
 def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
     """Start the launcher, and return when it is ready. Errors: the DatastoreError that it reported, or
     KeyboardInterrupt; the launcher has then been ended, and has undone what it did."""

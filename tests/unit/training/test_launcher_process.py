@@ -1,8 +1,9 @@
-"""The process of a launcher that fails or ends while the command looks (S-325, S-333). The launcher is made up."""
+"""The process of a launcher that fails or ends while the command looks (S-325, S-332, S-333). It is made up."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from datastore.errors import DatastoreError
 from datastore.training.local import processes
 from datastore.training.local.driver import LocalDriver
 from datastore.training.local.launcher import Submitter
-from datastore.training.local.records import JobDirectory, LocalState, directory_of
+from datastore.training.local.records import JobDirectory, LocalState, all_directories, directory_of
 from datastore.training.local.starting import start_launcher
 from tests.patience import eventually
 from tests.promises import promise
@@ -102,22 +103,69 @@ def test_what_failed_is_not_told_of_a_later_launcher_that_was_killed(directory: 
     assert {each.reason for each in status.conditions or []} == {"LauncherLost"}
 
 
-@promise("S-333")
-def test_the_last_words_of_a_launcher_are_waited_for(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its channel is closed before the interpreter says what went wrong."""
-    program = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.5); sys.exit('the disk is broken')"
+def play_launcher(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Run this program in place of the launcher; its arguments are the channel and the job's directory."""
 
     def start(
         module: str, flag: str, arguments: Sequence[str], *, log_path: Path
     ) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
-            command = [sys.executable, "-c", program, str(theirs.fileno())]
+            command = [sys.executable, "-c", program, str(theirs.fileno()), *arguments]
             return subprocess.Popen(command, stderr=log, pass_fds=(theirs.fileno(),)), ours
 
     monkeypatch.setattr(ourprocess, "start", start)
+
+
+@promise("S-333")
+def test_the_last_words_of_a_launcher_are_waited_for(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its channel is closed before the interpreter says what went wrong."""
+    program = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.5); sys.exit('the disk is broken')"
+    play_launcher(monkeypatch, program)
     with pytest.raises(DatastoreError, match="ended without an answer: the disk is broken"):
         start_launcher(directory, Submitter(environment={}, directory="/"))
+
+
+MOUNTS_AND_FAILS = """
+import subprocess, sys
+from pathlib import Path
+
+mountpoint = Path(sys.argv[2], "mounts", "data")
+mountpoint.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mountpoint], check=True)
+(mountpoint / "weights").write_text("of the user")
+sys.exit("it was killed")
+"""
+
+
+@promise("S-332")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_a_mount_that_a_dead_launcher_left_keeps_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says why the job did not start, and what is mounted; the job is deleted once that is unmounted."""
+    play_launcher(monkeypatch, MOUNTS_AND_FAILS)
+    mountpoint = directory_of("digits", "default").mountpoint("data")
+    left = f"TrainingJob digits: {mountpoint} is still mounted: `datastore umount --force {mountpoint}` unmounts it"
+    driver = LocalDriver()
+    try:
+        with pytest.raises(DatastoreError) as raised:
+            driver.create(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""))
+        assert (mountpoint / "weights").read_text() == "of the user"
+        assert "it was killed; " + left in str(raised.value)
+        with pytest.raises(DatastoreError, match=re.escape(left)):
+            driver.delete("digits", "default")
+        assert (mountpoint / "weights").read_text() == "of the user"
+    finally:
+        subprocess.run(["umount", mountpoint], check=True)
+    driver.delete("digits", "default")
+    assert list(all_directories()) == []
+
+
+@promise("S-332")
+def test_a_job_that_can_not_start_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_launcher(monkeypatch, "import sys; sys.exit('it was killed')")
+    with pytest.raises(DatastoreError, match=r"it was killed$"):
+        LocalDriver().create(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""))
+    assert list(all_directories()) == []
 
 
 def write_phase(directory: JobDirectory, phase: str) -> None:
