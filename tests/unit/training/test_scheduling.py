@@ -1,0 +1,67 @@
+"""datastore.training.local.scheduling: a time of a schedule whose job can't be made or started (S-326)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from datastore import ourprocess
+from datastore.api.manifest import parse
+from datastore.errors import DatastoreError
+from datastore.mounting.signals import watching
+from datastore.training.local import scheduling
+from datastore.training.local.launcher import Submitter
+from datastore.training.local.records import JobDirectory, Wanted, all_directories, directory_of
+from tests.promises import promise
+from tests.unit.training.jobs import job
+
+NOON = datetime(2026, 3, 28, 12, 0, tzinfo=UTC)
+RUN = "digits-2603281200"
+
+
+@pytest.fixture
+def scheduled() -> Iterator[JobDirectory]:
+    """Of a job of every minute."""
+    made = directory_of("digits", "default")
+    made.make(job("schedule: '* * * * *'", framework="none"), parse("", "digits.yaml", wanted=""))
+    yield made
+    for each in list(all_directories()):
+        each.remove()
+
+
+def come_noon(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the schedule run until it has done what is to be done at noon; what it says then."""
+
+    def due(*_: object) -> datetime:
+        scheduled.write_wanted(Wanted("suspend"))
+        return NOON
+
+    monkeypatch.setattr(scheduling, "due", due)
+    with watching() as watch:
+        scheduling.Scheduler(scheduled, Submitter(environment={}, directory="/"), watch).run()
+    return scheduled.read_state().status.message or ""
+
+
+@promise("S-326")
+def test_a_job_that_has_the_name_of_a_run_stays(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran already, and the clock was set back; or somebody gave a job this name."""
+    there = directory_of(RUN, "default")
+    there.make(job(framework="none", name=RUN), parse("", "digits.yaml", wanted=""))
+    there.log("master-0").write_text("it ran\n")
+    said = come_noon(scheduled, monkeypatch)
+    assert there.log("master-0").read_text() == "it ran\n"
+    assert f"{RUN} could not start: TrainingJob {RUN} exists already" in said
+
+
+@promise("S-326")
+def test_a_run_that_can_not_start_is_told_and_forgotten(
+    scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DatastoreError("Datastore data: no such bucket")
+
+    monkeypatch.setattr(ourprocess, "start", refuse)
+    assert come_noon(scheduled, monkeypatch) == f"{RUN} could not start: Datastore data: no such bucket"
+    assert [each.name for each in all_directories()] == ["digits"]
