@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,9 @@ class LogCopies:
             return
         if source not in self._open:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._open[source] = target.open("wb", buffering=0)
+            # After a suspension, what the log has no more is in the copy; without that, the copy is an earlier job's.
+            self._open[source] = target.open("ab" if _begins_with_hole(source) else "wb", buffering=0)
+            self._copied[source] = self._open[source].tell()
         with source.open("rb") as reading:
             reading.seek(self._copied[source])
             while chunk := reading.read(_CHUNK):
@@ -66,3 +69,9 @@ class LogCopies:
                 file.close()
             except OSError as error:
                 self._trouble = f"{error.filename or ''}: {error.strerror}"
+
+
+def _begins_with_hole(log: Path) -> bool:
+    """Whether the oldest part was given back to the disk (Replica.trim_log), which is done once it is copied."""
+    with log.open("rb") as file:
+        return os.lseek(file.fileno(), 0, os.SEEK_DATA) > 0
