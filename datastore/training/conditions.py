@@ -9,7 +9,7 @@ from typing import Any
 from datastore.api.status import Condition
 
 SAVING = "Saving"
-"""Reason of Saved=False while the result of the job is being saved."""
+"""Reason of Saved=False while the result of the job is being saved, or is about to be saved again."""
 
 
 def with_condition(

@@ -31,11 +31,16 @@ class Observed:
     where: str
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs any more, for good; its result may still be being saved."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
     def finished(self) -> bool:
         """Whether the job has ended and its result, if it is to be saved, is saved or could not be saved."""
         if self.status.phase == "Succeeded" and self.job.spec.save is not None:
             return any(each.type == "Saved" and each.reason != SAVING for each in self.status.conditions or [])
-        return self.status.phase in ("Succeeded", "Failed")
+        return self.ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
     lines: queue.Queue[LogLine | None] = queue.Queue(_QUEUE)
     threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
     before: dict[str, State] = {}
-    reading = True
+    reading, told = True, ""
     outage = Outage()
     with _shown() as show:
         while True:
@@ -51,6 +51,10 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
                     code = "" if replica.exit_code is None else f", exit code {replica.exit_code}"
                     note(f"{replica.name}: {replica.state.value}{code}")
                     before[replica.name] = replica.state
+            for each in observed.status.conditions or []:
+                if each.type == "Saved" and not observed.finished and each.message != told:
+                    told = each.message
+                    note(f"its result is not saved yet: {told}")
             show(progress(observed, datetime.now(UTC)))
             reading = reading and _print(lines)
             if observed.finished or observed.status.phase == "Suspended":

@@ -34,6 +34,7 @@ from datastore.logs import fields
 from datastore.training import schedule
 from datastore.training.cluster import names
 from datastore.training.cluster.replicas import replicas_of
+from datastore.training.conditions import SAVING
 from datastore.training.policy import policy_of
 from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
@@ -234,7 +235,7 @@ class Reconciler:
         try:
             await self._create(uid, desired.model_version(job, uid, images[0] if images else ""))
         except _Refused as error:
-            reason = REFUSED if error.permanent else "Waiting"
+            reason = REFUSED if error.permanent else SAVING
             status = with_saved(plan.status, reason, str(error), now)
             event = Event(reason="NotSaved", message=str(error), warning=True)
             await self._actor.tell(body, status, () if status == body.get("status") else (event,))

@@ -110,7 +110,7 @@ class KubernetesDriver:
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
         """See Driver."""
         observed = self.observe(name, namespace)
-        if observed.finished:
+        if observed.ended:
             phase = observed.status.phase
             raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
         self._client.patch(TRAININGJOBS, name, {"spec": {"suspend": suspended}}, namespace=namespace)
@@ -118,10 +118,10 @@ class KubernetesDriver:
     def free(self, name: str, namespace: str) -> float:
         """See Driver."""
         began = time.monotonic()
-        if not self.observe(name, namespace).finished:
+        if not self.observe(name, namespace).ended:
             change = {"metadata": {"annotations": {names.FREE: datetime.now(UTC).isoformat(timespec="seconds")}}}
             self._client.patch(TRAININGJOBS, name, change, namespace=namespace)
-        while not self.observe(name, namespace).finished:
+        while not self.observe(name, namespace).ended:
             if time.monotonic() - began > FREE_TIMEOUT_S:
                 raise DatastoreError(
                     f"TrainingJob {name} is not freed after {FREE_TIMEOUT_S:.0f} s: does its controller run "

@@ -1,4 +1,4 @@
-"""Following a job of a cluster whose API server goes away and comes back."""
+"""Following a job of a cluster: its API server goes away and comes back, and a save waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from datastore import kubeclient
 from datastore.cli.job import following
-from datastore.errors import Unreachable
+from datastore.errors import DatastoreError, Unreachable
 from datastore.mounting.signals import watching
 from datastore.training.cluster import driver, names
 from datastore.training.driver import LogLine, Observed
@@ -138,3 +138,36 @@ def test_a_job_whose_log_can_not_be_read_is_shown_to_its_end(
     assert observed.status.phase == "Succeeded"
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "the log is not shown" in line]
     assert "pods/log is forbidden" in said
+
+
+@promise("S-355")
+def test_a_save_that_waits_is_told_and_hinders_nothing(
+    cluster: driver.KubernetesDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    api: PlayedApi,
+) -> None:
+    """Nothing of the job runs any more, so there is nothing to free, and nothing to suspend."""
+    saved = {"type": "Saved", "status": "False", "reason": "Saving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    api.objects[JOB]["spec"]["save"] = {"model": "digits", "from": "/out"}
+    api.objects[JOB]["status"] = {"phase": "Succeeded", "conditions": [{**saved, "message": "exceeded quota"}]}
+    monkeypatch.setattr(driver, "FREE_TIMEOUT_S", 0.0)
+    cluster.free("digits", "team")
+    with pytest.raises(DatastoreError, match="has finished"):
+        cluster.suspend("digits", "team", suspended=True)
+    assert not [each for each in api.asked if each[0] == "PATCH"]
+    looks = 0
+    observe = cluster.observe
+
+    def look(name: str, namespace: str) -> Observed:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            api.objects[JOB]["status"]["conditions"] = [{**saved, "status": "True", "reason": "Saved"}]
+        return observe(name, namespace)
+
+    monkeypatch.setattr(cluster, "observe", look)
+    monkeypatch.setattr(cluster, "logs", lambda *_, **__: iter(()))
+    with watching() as watch:
+        assert following.follow(cluster, "digits", "team", watch).finished
+    assert capsys.readouterr().err.count("its result is not saved yet: exceeded quota") == 1

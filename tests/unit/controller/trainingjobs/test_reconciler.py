@@ -6,15 +6,19 @@ import asyncio
 from typing import Any
 
 from datastore.api.resources import Resource
+from datastore.api.trainingjob import TrainingJob, TrainingJobStatus
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.trainingjobs.informers import Informers
-from datastore.controller.trainingjobs.reconciler import Reconciler
+from datastore.controller.trainingjobs.reconciler import REFUSED_S, Reconciler
 from datastore.controller.trainingjobs.settings import Settings
+from datastore.training.driver import Observed
+from datastore.training.evidence import Evidence
 from tests.promises import promise
 
 KEY = ("team", "mnist")
+ENDED = "2026-03-01T12:00:00Z"
 
 
 class ToldClient(Client):
@@ -69,6 +73,32 @@ def status_of(*, saves_models: bool) -> dict[str, Any]:
     asyncio.run(Reconciler(client, Kept(client, "c"), informers, settings).reconcile(KEY))
     status: dict[str, Any] = (informers.trainingjobs.get(KEY) or {})["status"]
     return status
+
+
+class FullClient(ToldClient):
+    """The namespace has no room for another ModelVersion just now."""
+
+    async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
+        return None
+
+    async def create(self, resource: Any, namespace: str, body: Any) -> dict[str, Any]:
+        raise ApiError(403, "Forbidden", "exceeded quota")
+
+
+@promise("S-355")
+def test_a_job_has_not_finished_while_its_save_is_tried_again() -> None:
+    done = {"type": "Succeeded", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": ENDED}
+    body = {**JOB, "status": {"phase": "Succeeded", "completionTime": ENDED, "conditions": [done]}}
+    client = FullClient()
+    informers = Informers(lambda _: None, saves_models=True)
+    informers.trainingjobs.put(body)
+    reconciler = Reconciler(client, Silent(client, "c"), informers, Settings(identity="c", saves_models=True))
+    assert asyncio.run(reconciler.reconcile(KEY)) == REFUSED_S
+    status = TrainingJobStatus.model_validate((informers.trainingjobs.get(KEY) or {})["status"])
+    saved = next(each for each in status.conditions or [] if each.type == "Saved")
+    assert (saved.status, "exceeded quota" in saved.message) == ("False", True)
+    seen = Observed(job=TrainingJob.model_validate(JOB), status=status, evidence=Evidence(replicas=[]), where="cluster")
+    assert not seen.finished
 
 
 @promise("S-355")
