@@ -19,11 +19,15 @@ from typing import Any
 
 import pytest
 
-from datastore.training.local.launcher import GRACE_S
+from datastore.api.manifest import parse
+from datastore.mounting.signals import watching
+from datastore.training.local.launcher import GRACE_S, Launcher, Submitter
+from datastore.training.local.records import directory_of
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import boto_client, free_port
 from tests.training.laptop import PATIENCE_S, Laptop, cgroups_of, kill_replica, pids_of
+from tests.unit.training.jobs import job
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
 
@@ -599,3 +603,39 @@ def test_tensorboard_shows_what_is_being_written(laptop: Laptop) -> None:
         later.send_signal(signal.SIGINT)
         _, said = later.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in said, said
+
+
+BOARD = "kind: Datastore\napiVersion: datastore.dev/v1alpha1\nmetadata: {name: board}\nspec: {local: {path: %s}}\n"
+WITH_BOARD = """
+command: [sh, -c, 'until [ -s /board/board ]; do sleep 0.1; done; echo $MASTER_PORT >/board/task'], roles: {worker: {}},
+datastores: [{name: board, path: /board}], tensorboard: {datastore: board}
+"""
+
+
+@promise("S-328")
+def test_a_tensorboard_has_another_port_than_a_task_that_is_about_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens at the port of the task yet when chance would have it again."""
+    board = tmp_path / "tensorboard"
+    board.write_text("#!/bin/sh\necho $* >/board/board\nexec sleep 3600\n")
+    board.chmod(0o755)
+    drawn = iter(range(20_001, 32_000))
+    monkeypatch.setattr("random.randrange", lambda *_: next(drawn))
+    directory = directory_of("ports", "default")
+    made = job(WITH_BOARD, framework="pytorch", name="ports")
+    directory.make(made, parse(BOARD % tmp_path, "ports.yaml", wanted=""))
+    submitter = Submitter(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, directory="/")
+    with watching() as watch:
+        launcher = Launcher(directory, submitter, watch)
+        try:
+            launcher.prepare()
+            drawn = iter(range(20_001, 32_000))
+            assert launcher.run().phase == "Succeeded"
+        finally:
+            launcher.close()
+            directory.remove()
+    port = (tmp_path / "task").read_text().strip()
+    said = (tmp_path / "board").read_text()
+    assert "--port 2" in said
+    assert f"--port {port} " not in said

@@ -399,7 +399,7 @@ class Launcher:
         if program is None:
             self._note("tensorboard is not on PATH, so none is run; `datastore job tensorboard` can do it later")
             return
-        port = _free_port(set())
+        port = _free_port({each.port for each in self._topology.addresses})  # no task listens yet
         arguments = ["--logdir", str(self._place(place.datastore, place.path)), "--host", "127.0.0.1"]
         arguments += ["--port", str(port), "--load_fast", "false", "--reload_interval", "5"]
         board = Replica(
