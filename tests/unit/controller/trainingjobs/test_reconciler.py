@@ -75,16 +75,6 @@ def status_of(*, saves_models: bool) -> dict[str, Any]:
     return status
 
 
-class FullClient(ToldClient):
-    """The namespace has no room for another ModelVersion just now."""
-
-    async def get(self, resource: Any, namespace: str, name: str) -> dict[str, Any] | None:
-        return None
-
-    async def create(self, resource: Any, namespace: str, body: Any) -> dict[str, Any]:
-        raise ApiError(403, "Forbidden", "exceeded quota")
-
-
 @promise("S-355")
 def test_a_job_has_not_finished_while_its_save_is_tried_again() -> None:
     done = {"type": "Succeeded", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": ENDED}
@@ -92,7 +82,7 @@ def test_a_job_has_not_finished_while_its_save_is_tried_again() -> None:
     client = FullClient()
     informers = Informers(lambda _: None, saves_models=True)
     informers.trainingjobs.put(body)
-    reconciler = Reconciler(client, Silent(client, "c"), informers, Settings(identity="c", saves_models=True))
+    reconciler = Reconciler(client, Kept(client, "c"), informers, Settings(identity="c", saves_models=True))
     assert asyncio.run(reconciler.reconcile(KEY)) == REFUSED_S
     status = TrainingJobStatus.model_validate((informers.trainingjobs.get(KEY) or {})["status"])
     saved = next(each for each in status.conditions or [] if each.type == "Saved")
@@ -124,7 +114,7 @@ def test_a_save_that_the_cluster_refuses_for_now_is_told_once_and_tried_again() 
     verdict = {"type": "Succeeded", "status": "True", "reason": "Succeeded", "lastTransitionTime": early}
     informers.trainingjobs.put({**JOB, "status": {"phase": "Succeeded", "conditions": [verdict]}})
     first = saved()
-    assert (first["status"], first["reason"]) == ("False", "Waiting")
+    assert (first["status"], first["reason"]) == ("False", "Saving")
     assert "exceeded quota: used 5 of 5" in first["message"]
     first["lastTransitionTime"] = early
     status = (informers.trainingjobs.get(KEY) or {})["status"]
