@@ -16,7 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -105,7 +105,8 @@ class OpenFiles:
         for node in [node for node in self._nodes.by_ino.values() if node.hidden]:
             self.unhide(node)
         if not self._hidden.load():
-            self._hidden.rewrite([])  # who finds an empty file knows that nothing is left to remove
+            with suppress(OSError):  # a full disk: the state directory stays, as if there were something left
+                self._hidden.rewrite([])  # an empty file shows that no hidden name is left on the server
 
     def _remove(self, ino: int, directory: bytes, name: bytes) -> None:
         """Remove a hidden name. If that fails, it stays in the log, for the mount's next process to remove."""

@@ -29,7 +29,7 @@ from datastore.training.local.records import (
     check_datastores,
     directory_of,
 )
-from datastore.training.local.starting import start_launcher, start_new
+from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.policy import State
 from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
@@ -59,10 +59,11 @@ class LocalDriver:
         _check(job, manifest)
         directory = directory_of(job.name, job.namespace)
         directory.make(job, manifest)
-        if job.spec.suspend:
-            self._say_suspended(directory)
-        else:
-            start_new(directory, self._submitter)
+        with removed_on_failure(directory):
+            if job.spec.suspend:
+                self._say_suspended(directory)
+            else:
+                start_launcher(directory, self._submitter)
         return self._observed(directory)
 
     def observe(self, name: str, namespace: str) -> Observed:

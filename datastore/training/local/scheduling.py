@@ -11,7 +11,7 @@ from datastore.errors import DatastoreError
 from datastore.mounting.signals import SignalWatch
 from datastore.training.local.launcher import Submitter
 from datastore.training.local.records import JobDirectory, LocalState, directory_of
-from datastore.training.local.starting import start_new
+from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.schedule import due, next_run, run_name, run_of
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Scheduler:
         made = directory_of(run.name, run.namespace)
         try:
             made.make(run, self._directory.load_manifest())
-            start_new(made, self._submitter)
+            with removed_on_failure(made):
+                start_launcher(made, self._submitter)
         except DatastoreError as error:
             log.warning("a run of the schedule could not start: %s", error)
             self._say(f"{run_name(self._job, time)} could not start: {error}")

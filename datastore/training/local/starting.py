@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from datastore import frames, ourprocess
 from datastore.errors import DatastoreError, error_named
@@ -16,11 +17,12 @@ STOP_TIMEOUT_S = 30.0
 LAST_WORDS_TIMEOUT_S = 10.0
 
 
-def start_new(directory: JobDirectory, submitter: Submitter) -> None:
-    """Start the launcher of a job that was just made. Errors: see start_launcher; then the job is forgotten, unless a
-    launcher that was killed left a mount, which the error tells as well."""
+@contextmanager
+def removed_on_failure(directory: JobDirectory) -> Iterator[None]:
+    """A context in which a job that was just made is begun. If that fails, the job's directory is deleted, unless a
+    launcher that was killed left a mount below it: then the error tells that as well."""
     try:
-        start_launcher(directory, submitter)
+        yield
     except BaseException as error:
         try:
             directory.remove()

@@ -168,6 +168,18 @@ def test_a_job_that_can_not_start_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
     assert list(all_directories()) == []
 
 
+@promise("S-332")
+def test_a_suspended_job_that_can_not_be_written_down_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JobDirectory, "write_state", full)
+    suspended = job("command: [sh], suspend: true", framework="none")
+    with pytest.raises(OSError, match="No space left"):
+        LocalDriver().create(suspended, parse("", "digits.yaml", wanted=""))
+    assert list(all_directories()) == []
+
+
 def write_phase(directory: JobDirectory, phase: str) -> None:
     directory.write_state(LocalState.model_validate({"status": {"phase": phase}, "evidence": {"replicas": []}}))
 
