@@ -101,7 +101,7 @@ class JobDirectory:
         return self.path / "files"
 
     def make(self, job: TrainingJob, manifest: Manifest) -> None:
-        """Create the directory of a new job. Errors: JobExists."""
+        """Create the directory of a new job. Errors: JobExists; OSError, and then there is no directory."""
         make_private(self.path.parent)
         try:
             self.path.mkdir(mode=0o700)
@@ -109,11 +109,15 @@ class JobDirectory:
             raise JobExists(
                 f"TrainingJob {job.name} exists already; `datastore job delete {job.name}` removes it"
             ) from None
-        for name in ("logs", "mounts", "files"):
-            (self.path / name).mkdir()
-        self.write_job(job)
-        _write_private(self.manifest_file, manifest.text)
-        self.write_state(empty_state())
+        try:
+            for name in ("logs", "mounts", "files"):
+                (self.path / name).mkdir()
+            self.write_job(job)
+            _write_private(self.manifest_file, manifest.text)
+            self.write_state(empty_state())
+        except BaseException:
+            self.remove()
+            raise
 
     def write_job(self, job: TrainingJob) -> None:
         """Replace the TrainingJob in its file, without fields that were not set."""

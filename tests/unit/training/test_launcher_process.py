@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -169,11 +170,20 @@ def test_a_job_that_can_not_start_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
 
 
 @promise("S-332")
-def test_a_suspended_job_that_can_not_be_written_down_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_suspended_job_that_can_not_be_written_down_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """The disk is full after so many of its states were written."""
+    states = itertools.count()
+    write = JobDirectory.write_state
 
-    monkeypatch.setattr(JobDirectory, "write_state", full)
+    def until_full(directory: JobDirectory, state: LocalState) -> None:
+        if next(states) >= written:
+            raise OSError(28, "No space left on device")
+        write(directory, state)
+
+    monkeypatch.setattr(JobDirectory, "write_state", until_full)
     suspended = job("command: [sh], suspend: true", framework="none")
     with pytest.raises(OSError, match="No space left"):
         LocalDriver().create(suspended, parse("", "digits.yaml", wanted=""))
