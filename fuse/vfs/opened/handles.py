@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 
 from ...data.reader import ReadStream
 from ...data.staging import StagedFile
@@ -140,24 +140,27 @@ class Handles:
 
 
 def restore_nodes(core: Core) -> None:
-    """Restore the nodes that the kernel may still ask for; the store is asked about each when it is used."""
-    waiting = list(core.nodelog.load().values())
-    while waiting:
-        rest = [record for record in waiting if not _restore_node(core, record)]
-        if len(rest) == len(waiting):
-            return
-        waiting = rest
+    """Restore the nodes that the kernel may still ask for; the store is asked about each when it is used.
+
+    A directory comes before its entries, and these come in the order of the log: of two nodes with one name, the one
+    that was logged last has it (NodeTable.restore).
+    """
+    entries: defaultdict[int, list[NodeRecord]] = defaultdict(list)
+    for record in core.nodelog.load().values():
+        entries[record.parent].append(record)
+    directories: list[Directory] = [core.nodes.root]
+    while directories:
+        parent = directories.pop()
+        for record in entries.pop(parent.ino, ()):
+            node = _restore_node(core, parent, record)
+            if isinstance(node, Directory):
+                directories.append(node)
 
 
-def _restore_node(core: Core, record: NodeRecord) -> bool:
-    """Restore a node; return False while its directory is not restored yet."""
-    parent = core.nodes.by_ino.get(record.parent)
-    if not isinstance(parent, Directory):
-        return False
+def _restore_node(core: Core, parent: Directory, record: NodeRecord) -> Node:
     attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
     kind = record.kind if record.kind in (stat.S_IFDIR, stat.S_IFLNK) else stat.S_IFREG
-    core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
-    return True
+    return core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
 
 
 def _restore_removed(core: Core, row: Removed) -> bool:

@@ -302,14 +302,15 @@ class NodeTable:
         self.by_ino[node.ino] = parent.children[name] = node
         return node
 
-    def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> None:
-        """Make a node that an earlier server had; the kernel has at least one reference to it. When two nodes have one
-        name, the one that is restored last gets it.
+    def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
+        """Make a node that an earlier server had, and return it; the kernel has at least one reference to it. When two
+        nodes have one name, the one that is restored last gets it.
         """
         if name in parent.children:
             self.detach(parent.children[name])
         node = self.add(parent, name, listed, attributes, ino)
         node.nlookup, node.pinned = 1, True
+        return node
 
     def detach(self, node: Node) -> None:
         """Take a node out of its directory: it was removed, or another version took its name."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from datastore.fuse.ops import Ino, OpenRequest
+from datastore.fuse.ops import Fh, Ino, OpenRequest
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.vfs.change.renames import NOREPLACE
 from datastore.fuse.vfs.upload import copies
@@ -251,6 +251,27 @@ def test_a_directory_whose_names_an_older_server_wrote_otherwise_is_listed_anew(
     client = client.again(resumed=True)
     assert [line.name for line in resolve(client.fs.readdir(ino, fh, 3, Room(12), False))] == [b"b"]
     client.fs.releasedir(ino, fh)
+
+
+@promise("S-58")
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_what_was_renamed_over_another_name_has_that_name_at_the_next_server(
+    world: World, client: Client, kind: str
+) -> None:
+    """Also when the directory around them was renamed in between, and so is in the log of nodes after what is replaced:
+    the kernel goes on with the node that was renamed, and asks for it by its id.
+    """
+    local = client.local
+    local.mkdir("d")
+    for name in ("d/replaced", "moved"):
+        local.mkdir(name) if kind == "directory" else local.write(name, name.encode())
+    local.rename("d", "e")
+    ino = local.stat("moved").ino
+    local.rename("moved", "e/replaced")
+    local = client.again(resumed=True).local
+    attr = resolve(local.fs.getattr(ino, Fh(0))).attr
+    assert (attr.size, attr.nlink > 0) == (len(b"moved") if kind == "file" else 0, True)
+    assert local.lookup("e/replaced").ino == ino
 
 
 @promise("S-159", "S-19")
