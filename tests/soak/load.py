@@ -164,9 +164,9 @@ class Worker(threading.Thread):
 
     def _stat(self) -> None:
         name = self._some()
-        size = self._path(name).stat().st_size
-        if size != len(self.files[name]):
-            raise WrongBytes(f"{name} has {size} bytes, not {len(self.files[name])}")
+        seen = self._path(name).stat()
+        if seen.st_size != len(self.files[name]):
+            raise WrongBytes(f"{name} has {seen.st_size} bytes, not {len(self.files[name])}: {seen}")
 
     def _list(self) -> None:
         directory = self._random.choice(self._directories)

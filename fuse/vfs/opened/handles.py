@@ -148,7 +148,7 @@ def restore_nodes(core: Core) -> None:
     entries: defaultdict[int, list[NodeRecord]] = defaultdict(list)
     for record in core.nodelog.load().values():
         entries[record.parent].append(record)
-    directories: list[Directory] = [core.nodes.root]
+    directories = [core.nodes.root]
     while directories:
         parent = directories.pop()
         for record in entries.pop(parent.ino, ()):
