@@ -69,17 +69,12 @@ class Uploads:
 
     async def restart(self, node: Node) -> StagedFile:
         """As stage(), with a size of 0: nothing of the object's present content is kept."""
-        if node.cut_off:
-            self._take_back(node)
-        staged = node.staged
-        if staged is None:
-            self._make(node, None)
-        else:
-            await self._delivery.drop_stream(staged)
-            staged.truncate(0)
-            if not self._core.settings.refuse_conflicts:
-                # Nothing of the earlier content is left in the file: the last close wins (S-32).
-                staged.expects, staged.stuck, staged.error = None, False, ""
+        staged = self.stage(node)
+        await self._delivery.drop_stream(staged)
+        staged.truncate(0)
+        if not self._core.settings.refuse_conflicts:
+            # Nothing of the earlier content is left in the file: the last close wins (S-32).
+            staged.expects, staged.stuck, staged.error = None, False, ""
         return self.stage(node)
 
     def _make(self, node: Node, base: ObjectVersion | None) -> StagedFile:

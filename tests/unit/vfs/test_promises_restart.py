@@ -155,6 +155,8 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
         if not done:
             with contextlib.suppress(FileNotFoundError):  # as the session takes it (kernel/dispatch.py)
                 client.local.rename(f"{top}/{old}", f"{top}/{new}", NOREPLACE)
+        client, (file,) = taken_over(client, file)
+        assert client.local.stat(f"{top}/{place}").ino == file.ino
         assert file.read() == wanted, f"died at call {number}"
         file.write(b"more", 7)
         file.close()
@@ -251,6 +253,17 @@ def test_a_directory_whose_names_an_older_server_wrote_otherwise_is_listed_anew(
     client = client.again(resumed=True)
     assert [line.name for line in resolve(client.fs.readdir(ino, fh, 3, Room(12), False))] == [b"b"]
     client.fs.releasedir(ino, fh)
+
+
+@promise("S-58")
+def test_what_a_listing_told_of_is_known_to_the_next_server(world: World, client: Client) -> None:
+    """The kernel goes on with the nodes that came with the names (READDIRPLUS), and asks for them by their ids."""
+    world.put("d/f", b"content")
+    ino = client.local.lookup("d").ino
+    fh = resolve(client.fs.opendir(ME, ino)).fh
+    told = {line.name: line.ino for line in resolve(client.fs.readdir(ino, fh, 0, Room(12), True)) if line.entry}
+    client = client.again(resumed=True)
+    assert resolve(client.fs.getattr(told[b"f"], Fh(0))).attr.size == len(b"content")
 
 
 @promise("S-58")

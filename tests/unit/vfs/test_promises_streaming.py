@@ -176,6 +176,27 @@ def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
     assert one.fs.uploads.unsent() == []
 
 
+@promise("S-45")
+def test_a_time_that_is_set_meanwhile(world: World, one: Client) -> None:
+    """It is not the store's time then, though nothing else has changed."""
+    file = begun(one, 3)
+    when = 1_600_000_000_123_456_789
+    one.local.setattr("f", SetAttr(mtime_ns=when))
+    file.close()
+    assert world.client().local.stat("f").mtime_ns == when
+
+
+@promise("S-45", "S-32")
+def test_attributes_give_way_to_what_another_client_wrote_since_the_upload(world: World, one: Client) -> None:
+    file = begun(one, 3)
+    one.local.chmod("f", 0o600)
+    one.before_next("copy", lambda: world.put("f", b"theirs"))
+    file.close()
+    assert resolve(one.fs.flush_all()) == []
+    assert world.body("f") == b"theirs"
+    one.nothing_left()
+
+
 @promise("S-45", "S-19")
 def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
     """The close fails, the file stays listed, and the next attempt uploads nothing."""

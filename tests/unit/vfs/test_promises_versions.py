@@ -249,6 +249,38 @@ def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Cl
     assert world.body("f") == b"new"
 
 
+@promise("S-32", "S-58")
+@pytest.mark.parametrize("content", [b"new", b""])
+def test_a_writer_of_the_whole_whose_file_was_removed_before(world: World, one: Client, content: bytes) -> None:
+    """Its close makes the file again, though it had written nothing when the removal was noticed; also at a new server."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    world.tool.delete("f")
+    world.later()
+    assert one.local.listdir() == []
+    file.truncate(0)
+    if content:
+        file.write(content, 0)
+    one, (file,) = taken_over(one, file)
+    file.close()
+    assert world.body("f") == one.local.read("f") == content
+
+
+@promise("S-32")
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_writer_whose_name_another_program_here_writes(world: World, one: Client, whole: bool) -> None:
+    """Another client replaced its file, and somebody here has changed the new one: these bytes are not replaced."""
+    world.put("f", b"old")
+    file = one.local.open("f", os.O_RDWR)
+    world.put("f", b"theirs, which is longer")
+    world.later()
+    one.local.listdir()
+    with one.local.opened("f", os.O_RDWR) as newer:
+        newer.write(b"THEIRS", 0)
+        failing(errno.ESTALE, lambda: file.truncate(0) if whole else write_and_close(file))
+    assert world.body("f") == b"THEIRS, which is longer"
+
+
 @promise("S-33")
 @pytest.mark.parametrize("noticed", [False, True])
 def test_an_unchanged_part_that_cannot_be_had_any_more(world: World, one: Client, noticed: bool) -> None:
