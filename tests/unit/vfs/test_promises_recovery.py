@@ -9,7 +9,7 @@ import pytest
 
 from tests.driving import resolve
 from tests.faulty import Fault, from_nth, no_faults
-from tests.mounted import DOWN, Client, Died, World, dies_at, lived
+from tests.mounted import DOWN, Client, Died, World, dies_at, lived, pattern
 from tests.promises import promise
 
 
@@ -195,15 +195,16 @@ def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used:
 @promise("S-159")
 def test_what_a_start_can_not_send_goes_where_its_directory_went(world: World, one: Client) -> None:
     """It is sent to the new name later, also by the mount after that, and nothing is made under the old one."""
-    world.put_all(["d/f", "d/x"], b"old")
+    old = pattern(9 << 20)  # more than is fetched, and kept in the cache, for a write
+    world.put_all(["d/f", "d/x"], old)
     one.local.open("d/f", os.O_RDWR).write(b"unsent")
     one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"unsent too")
     rename_dies(one, "d", "e", "copy")
-    waiting = one.again(plan=lambda index, method: Fault(DOWN) if method == "put" else None)
-    assert world.contents() == {"e/f": b"old", "e/x": b"old"}
+    waiting = one.again(plan=lambda index, method: Fault(DOWN) if method in ("put", "create_upload") else None)
+    assert world.contents() == {"e/f": old, "e/x": old}
     assert sorted(str(row["path"]) for row in waiting.fs.uploads.unsent()) == ["e/f", "e/new"]
     last = waiting.again()
-    assert world.contents() == {"e/f": b"unsent", "e/new": b"unsent too", "e/x": b"old"}
+    assert world.contents() == {"e/f": b"unsent" + old[6:], "e/new": b"unsent too", "e/x": old}
     last.nothing_left()
 
 

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from datastore.fuse.ops import SetAttr
-from datastore.fuse.store.base import ObjectVersion
+from datastore.fuse.store.base import DeleteFailure, ObjectVersion
 from datastore.fuse.vfs.change import renames
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
@@ -320,6 +320,41 @@ def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client,
     assert world.all_keys() == before
     one.local.rename("d", "e")
     assert world.contents() == {"e/x": b"x", "e/y/z": b"y/z"}
+
+
+@promise("S-26")
+def test_what_the_store_does_not_remove_of_a_renamed_directory_is_told(world: World, one: Client) -> None:
+    """All of it has its new name by then."""
+    world.put_all(["d/x", "d/y"])
+    kept = DeleteFailure("d/x", "AccessDenied", "you may not")
+    one.faulty.plan = lambda _, method: Fault(alter=lambda _: [kept]) if method == "delete_many" else None
+    with pytest.raises(OSError, match="1 objects below d/ could not be removed: d/x: you may not"):
+        one.local.rename("d", "e")
+    assert {"e/x": b"x", "e/y": b"x"}.items() <= one.local.tree().items()
+
+
+@promise("S-25")
+@pytest.mark.parametrize(("first", "code"), [(None, errno.ENOENT), (b"newer", errno.ESTALE)])
+def test_a_file_that_another_client_removes_during_its_rename(
+    world: World, one: Client, first: bytes | None, code: int
+) -> None:
+    """It is gone from both names, and nothing is left to be done. first: what the other client writes before that."""
+
+    def remove() -> None:
+        world.tool.delete("f")
+
+    def write_and_remove() -> None:
+        world.put("f", b"newer")
+        one.before_next("head", remove)
+
+    world.put("f", b"bytes")
+    one.local.stat("f")
+    one.before_next("copy", write_and_remove if first else remove)
+    failing(code, one.local.rename, "f", "g")
+    assert world.all_keys() == []
+    assert one.fs.core.db.intents() == []
+    world.later()
+    assert one.local.listdir() == []
 
 
 @promise("S-26")

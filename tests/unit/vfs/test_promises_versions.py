@@ -252,7 +252,7 @@ def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Cl
 @promise("S-32", "S-58")
 @pytest.mark.parametrize("content", [b"new", b""])
 def test_a_writer_of_the_whole_whose_file_was_removed_before(world: World, one: Client, content: bytes) -> None:
-    """Its close makes the file again, though it had written nothing when the removal was noticed; also at a new server."""
+    """Its close makes the file again, though it had written nothing when the removal was seen; also at a new server."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
     world.tool.delete("f")
