@@ -169,6 +169,28 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
 
 
 @promise("S-58")
+def test_unsent_bytes_below_a_directory_go_on_if_only_its_new_name_was_written_down(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's row of the file below still has the old key when the server dies."""
+
+    def dies(*_: object, **__: object) -> None:
+        raise Died
+
+    world.put("d/f", b"content")
+    file = client.local.open("d/f", os.O_RDWR)
+    file.write(b"C")
+    monkeypatch.setattr(client.fs.core.db, "record_unsent", dies)
+    assert not lived(client.local.rename, "d", "e")
+    client, (file,) = taken_over(client, file)
+    assert file.read() == b"Content"
+    file.write(b"more", 7)
+    file.close()
+    assert world.contents() == {"e/f": b"Contentmore"}
+    client.nothing_left()
+
+
+@promise("S-58")
 @pytest.mark.parametrize(("old", "new"), [("d/f", "d/new"), ("d", "e")])
 @pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
 def test_who_has_a_large_file_open_goes_on_where_a_start_moved_it(
