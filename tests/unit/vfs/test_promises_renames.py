@@ -323,6 +323,22 @@ def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client,
 
 
 @promise("S-26")
+def test_a_directory_rename_that_fails_leaves_what_another_client_put_there(world: World, one: Client) -> None:
+    """It is not taken for a copy whose answer was lost."""
+    world.put_all(["d/x", "d/y"])
+
+    def plan(_: int, method: str) -> Fault | None:
+        if method != "copy":
+            return None
+        world.put("e/x", b"theirs")
+        return Fault(DOWN)
+
+    one.faulty.plan = plan
+    failing(errno.EIO, one.local.rename, "d", "e")
+    assert world.contents() == {"d/x": b"x", "d/y": b"x", "e/x": b"theirs"}
+
+
+@promise("S-26")
 def test_what_the_store_does_not_remove_of_a_renamed_directory_is_told(world: World, one: Client) -> None:
     """All of it has its new name by then."""
     world.put_all(["d/x", "d/y"])

@@ -190,12 +190,9 @@ def test_a_touch_gives_way_to_what_another_client_closed_meanwhile(world: World,
     assert world.body("g") == b"theirs, ours"
 
 
-@promise("S-162")
-def test_a_store_without_conditions(world: World, one: Client) -> None:
-    """A server that refuses If-Match and If-None-Match gets the upload without, and is asked so once."""
-    refused: list[str] = []
-
-    put = one.faulty.put
+def without_conditions(client: Client) -> list[str]:
+    """Have the client's store refuse If-Match and If-None-Match. Return the keys for which it does, as they come."""
+    refused, put = list[str](), client.faulty.put
 
     async def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
         if options.if_none_match or options.if_match is not None:
@@ -203,7 +200,27 @@ def test_a_store_without_conditions(world: World, one: Client) -> None:
             raise Unsupported("the server does not know this operation")
         return await put(key, body, options)
 
-    one.faulty.put = refuse  # type: ignore[method-assign]
+    client.faulty.put = refuse  # type: ignore[method-assign]
+    return refused
+
+
+@promise("S-162", "S-47")
+def test_a_store_without_conditions_replaces_nothing_with_conflict_fail(world: World) -> None:
+    """It can't tell who was first: each close fails, and what was written is kept here."""
+    client = world.client(conflict="fail")
+    without_conditions(client)
+    file = client.local.open("f", os.O_WRONLY | os.O_CREAT)
+    file.write(b"ours")
+    failing(errno.EOPNOTSUPP, file.close)
+    assert world.all_keys() == []
+    (kept,) = client.fs.core.staging_dir.iterdir()
+    assert kept.read_bytes() == b"ours"
+
+
+@promise("S-162")
+def test_a_store_without_conditions(world: World, one: Client) -> None:
+    """A server that refuses If-Match and If-None-Match gets the upload without, and is asked so once."""
+    refused = without_conditions(one)
     for name in ("a", "b"):
         with one.local.opened(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
             file.write(b"ours")
