@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from datastore.errors import AlreadyExists, KeyTooLong, NotFound, StoreError
+from datastore.errors import AlreadyExists, KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
 from ...store.base import WriteOptions
@@ -291,18 +291,36 @@ class Changes:
             raise
 
     async def _keep_content(self, node: Node) -> None:
+        """Keep the bytes of the node's version, unless another client has replaced it: then they can't be had any more,
+        and reads are ESTALE (S-30)."""
         staged = node.staged
         needed = node.size if staged is None else staged.base_size - staged.present.total
-        if needed <= self._core.settings.silly_copy_bytes or staged is not None:
-            staged = self._uploads.stage(node)
-            await self._uploads.fill(staged, staged.missing(0, staged.size))
-        else:
-            hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
-            self._core.db.begin("discard", hidden, "")
-            result = await copy_object(self._core, node.version(), hidden)
-            node.unlinked_key = hidden
-            facts.held(node, node.size, result.etag)
+        try:
+            if needed <= self._core.settings.silly_copy_bytes or staged is not None:
+                kept = self._uploads.stage(node)
+                await self._uploads.fill(kept, kept.missing(0, kept.size))
+            else:
+                await self._keep_hidden(node)
+        except (PreconditionFailed, NotFound):
+            return
+        except FSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            if staged is None:
+                await self._uploads.discard(node)
+            return
         record_removed(self._core, node)
+
+    async def _keep_hidden(self, node: Node) -> None:
+        hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
+        intent = self._core.db.begin("discard", hidden, "")
+        try:
+            result = await copy_object(self._core, node.version(), hidden)
+        except (PreconditionFailed, NotFound):
+            self._core.db.end(intent)
+            raise
+        node.unlinked_key = hidden
+        facts.held(node, node.size, result.etag)
 
     async def rmdir(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """Remove an empty directory. Errors: FSError(ENOTDIR, ENOTEMPTY)."""

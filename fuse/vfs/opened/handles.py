@@ -82,7 +82,7 @@ class Handles:
                 core.removed.forget(row.ino)
         for opened in held:
             node = core.nodes.by_ino.get(opened.ino)
-            if node is None or isinstance(node, Directory):
+            if node is None or isinstance(node, Directory) or node.replaced_before:
                 core.opens.remove(opened.fh)
                 continue
             self.restore(opened.fh, node, opened.flags)

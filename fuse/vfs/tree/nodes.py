@@ -161,8 +161,16 @@ class Node:
     @property
     def unknown(self) -> bool:
         """Whether an earlier server made the node, and the store has not been asked about it since."""
-        asked = self.attrs_valid or self.staged is not None or self.checked_at != NEVER
-        return not (asked or self.gone or self.parent is None)
+        return not (self._asked or self.gone or self.parent is None)
+
+    @property
+    def replaced_before(self) -> bool:
+        """Whether an earlier server made the node, and another node had its name by then: nothing is known of it."""
+        return self.gone and not self._asked
+
+    @property
+    def _asked(self) -> bool:
+        return self.attrs_valid or self.staged is not None or self.checked_at != NEVER
 
     def holds_unsent(self) -> bool:
         """Whether the node, or a node below it, has bytes that are not in the store."""

@@ -294,19 +294,20 @@ def test_what_was_renamed_over_another_name_has_that_name_at_the_next_server(
     world: World, client: Client, kind: str
 ) -> None:
     """Also when the directory around them was renamed in between, and so is in the log of nodes after what is replaced:
-    the kernel goes on with the node that was renamed, and asks for it by its id.
+    the kernel goes on with the node that was renamed, and asks for it by its id. Of the other one nothing is known.
     """
     local = client.local
     local.mkdir("d")
     for name in ("d/replaced", "moved"):
         local.mkdir(name) if kind == "directory" else local.write(name, name.encode())
     local.rename("d", "e")
-    ino = local.stat("moved").ino
+    ino, replaced = local.stat("moved").ino, local.stat("e/replaced").ino
     local.rename("moved", "e/replaced")
     local = client.again(resumed=True).local
     attr = resolve(local.fs.getattr(ino, Fh(0))).attr
     assert (attr.size, attr.nlink > 0) == (len(b"moved") if kind == "file" else 0, True)
     assert local.lookup("e/replaced").ino == ino
+    failing(errno.ESTALE, lambda: resolve(local.fs.getattr(replaced, Fh(0))))
 
 
 @promise("S-159", "S-19")

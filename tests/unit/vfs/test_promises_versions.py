@@ -48,6 +48,28 @@ def test_an_open_file_stays_on_its_version(world: World, one: Client, body: byte
             assert body is None or one.local.read("f") == body
 
 
+@promise("S-23", "S-30")
+@pytest.mark.parametrize("how", ["unlink", "rename"])
+@pytest.mark.parametrize("size", [3000, 300_000])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_who_removes_an_open_file_that_another_client_has_just_replaced(
+    world: World, one: Client, how: str, size: int, flags: int
+) -> None:
+    """What was open, of a small file or of a large one, can't be kept any more; its name goes anyway."""
+    one.keep_small_copies_only(100_000)
+    world.put("f", b"o" * size)
+    world.put("g", b"of g")
+    with one.local.opened("f", flags) as file:
+        one.local.listdir()
+        world.put("f", b"theirs")
+        one.local.unlink("f") if how == "unlink" else one.local.rename("g", "f")
+        failing(errno.ESTALE, file.read, 0, 100)
+        one, (file,) = taken_over(one, file)
+        failing(errno.ESTALE, file.read, 0, 100)
+    assert world.contents() == ({"g": b"of g"} if how == "unlink" else {"f": b"of g"})
+    one.nothing_left()
+
+
 @promise("S-30")
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
 def test_a_read_that_finds_a_replacement_shows_it_to_the_next_open(world: World, one: Client, flags: int) -> None:
