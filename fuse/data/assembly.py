@@ -28,7 +28,7 @@ class Assembly:
     def take(self, info: ObjectInfo, offset: int, body: Body) -> None:
         """Take a part of the body; offset 0 (the start of the range) begins a new attempt.
         Errors: PreconditionFailed when the answer is of another version, CorruptBody when the body is too long."""
-        check_version(self._version, info)
+        check_version(self._version, info, part=self._stop - self._start < self._version.size)
         at, view = self._start + offset, memoryview(body)
         if at + len(view) > self._stop:
             raise self._wrong_length("is longer than asked for")
@@ -58,9 +58,10 @@ class Assembly:
         return CorruptBody(f"bytes {self._start}-{self._stop - 1} of '{key}': the body {what}", key=key)
 
 
-def check_version(version: ObjectVersion, info: ObjectInfo) -> None:
-    """Check that an answer is of this version. Errors: PreconditionFailed if not: the server has ignored If-Match."""
-    if info.etag and info.etag != version.etag:
+def check_version(version: ObjectVersion, info: ObjectInfo, *, part: bool) -> None:
+    """Check that an answer is of this version. part: it has a part of the object, and so says the size of the whole.
+    Errors: PreconditionFailed if not: the server has ignored If-Match, or said another size of the ETag before."""
+    if (info.etag and info.etag != version.etag) or (part and info.size != version.size):
         raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
 
 

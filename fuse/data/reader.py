@@ -283,7 +283,7 @@ class Reader:
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None else None
         body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
-        check_version(version, answer)
+        check_version(version, answer, part=byte_range is not None)
         if len(body) != stop - start:
             raise CorruptBody(
                 f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",

@@ -63,6 +63,10 @@ class Reading:
                     return body
             except (PreconditionFailed, NotFound):
                 pass
+            except CorruptBody:  # or the size was wrong that the store said before
+                if node.gone or not await self._resolver.ask_now(node) or node.version() == stream.version:
+                    raise
+                continue
             async with node.lock:  # a removal or rename here holds it until the bytes are kept
                 kept = node.staged is not None or bool(node.unlinked_key)
             lives = kept or (not node.gone and await self._resolver.ask_now(node))
@@ -83,7 +87,7 @@ class Reading:
 
     def _stream(self, handle: Handle) -> ReadStream:
         stream, version = handle.stream, handle.node.version()
-        if stream is None or (stream.version.key, stream.version.etag) != (version.key, version.etag):
+        if stream is None or stream.version != version:
             if stream is not None:
                 stream.close()
             elif handle.kept:  # the kernel has dropped its pages: prefetch as if the file was opened now

@@ -87,9 +87,9 @@ def headed(core: Core, node: Node, info: ObjectInfo) -> None:
         node.marker = info.key == node.key
         node.etag, node.size = info.etag, 0
     else:
-        if not node.is_version(info):
+        # A store may have told a wrong size of this ETag, while others wrote the object. A link's size is its target's.
+        if not node.is_version(info) or (node.size != info.size and node.attributes.target is None):
             replaced(core, node, info.etag, info.size, info.mtime_ns)
-        node.size = info.size
     node.mtime_ns = info.mtime_ns
     _describe(core, node, info.metadata, info.content_type)
     node.racy = is_racy(info)

@@ -12,7 +12,7 @@ import pytest
 
 from datastore.errors import Unsupported
 from datastore.fuse.ops import ROOT_INO, OpenRequest
-from datastore.fuse.store.base import Body, ETag, PartNumber, WriteOptions, WriteResult
+from datastore.fuse.store.base import Body, ETag, ObjectInfo, PartNumber, WriteOptions, WriteResult
 from datastore.fuse.vfs.tree import growth
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -46,6 +46,26 @@ def test_an_open_file_stays_on_its_version(world: World, one: Client, body: byte
             failing(errno.ESTALE, file.read, SIZE - 4096, 4096)
             assert one.local.exists("f") == (body is not None)
             assert body is None or one.local.read("f") == body
+
+
+@promise("S-66")
+@pytest.mark.parametrize("size", [1000, SIZE])
+@pytest.mark.parametrize("said", [0.5, 2])
+def test_a_size_that_the_store_told_wrong_is_noticed_by_the_first_read(
+    world: World, one: Client, size: int, said: float
+) -> None:
+    """Versitygw may tell the ETag of one version with the size of another one, while somebody writes the object."""
+    world.put("f", pattern(size))
+    lies = [int(size * said)]
+
+    def lie(info: ObjectInfo) -> ObjectInfo:
+        return info._replace(size=lies.pop()) if lies else info
+
+    one.faulty.plan = lambda _, method: Fault(alter=lie) if method == "head" else None
+    with one.local.opened("f") as file:
+        file.read(0, 100)
+        assert file.read() == pattern(size)
+        assert lies or (file.ino, -1) in one.kernel.inodes
 
 
 @promise("S-23", "S-30")
