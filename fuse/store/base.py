@@ -173,6 +173,8 @@ class Capabilities:
     """The longest part of a key between slashes, in bytes (255 where each key is a file of a disk)."""
     max_new_segment_bytes: int = 1024
     """The longest part of a key between slashes that can be written and later replaced, in bytes."""
+    unlisted_segment: str = ""
+    """A part of a key between slashes that no listing shows, as the server has its own files there; '': none."""
     listed_metadata: bool = False
     """Listings can show the metadata of the objects that these credentials may read."""
 

@@ -54,9 +54,9 @@ def location(server: Server) -> S3Location:
 
 def seen(server: Server) -> Capabilities:
     """What the probe finds out."""
-    longest = 227 if server.name == "versitygw" else 1024
-    minio = server.name == "minio"
-    return Capabilities(listed_metadata=minio, hides_below_files=minio, max_new_segment_bytes=longest)
+    if server.name == "minio":
+        return Capabilities(listed_metadata=True, hides_below_files=True)
+    return Capabilities(max_new_segment_bytes=227, unlisted_segment=".sgwtmp")
 
 
 @contextmanager

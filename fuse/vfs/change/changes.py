@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from datastore.errors import AlreadyExists, KeyTooLong, NotFound, PreconditionFailed, StoreError
+from datastore.errors import AlreadyExists, InvalidKey, KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
 from ...store.base import WriteOptions
@@ -205,6 +205,8 @@ class Changes:
             raise FSError(errno.ENAMETOOLONG)
         if directory is self._core.nodes.root and tail in HIDDEN:
             raise FSError(errno.EEXIST)
+        if tail.rstrip("/") == self._core.store.capabilities.unlisted_segment:
+            raise FSError(errno.EEXIST)
 
     def _fits(self, tail: str) -> bool:
         """Return whether the store takes a key segment of this length, also when a close replaces the object later."""
@@ -240,7 +242,8 @@ class Changes:
                 key = node.key
                 async with self.removing(node), self._uploads.orphans.superseded(key):
                     if self.may_be_stored(node):
-                        await self._core.remove(key)
+                        with suppress(InvalidKey):  # the store refuses the name, and so has no such object
+                            await self._core.remove(key)
                 self.take_out(node)
                 await self.let_go(node)
 

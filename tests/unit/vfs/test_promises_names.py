@@ -215,6 +215,21 @@ def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
 
 
 @promise("S-38")
+def test_a_server_that_keeps_files_of_its_own_under_a_name(world: World, one: Client) -> None:
+    """EEXIST in any directory: it would be gone from the next listing. A link's key has a suffix."""
+    world.bucket.capabilities = Capabilities(unlisted_segment=".own")
+    one.local.mkdir("d")
+    one.local.write("f", b"x")
+    for name in (".own", "d/.own"):
+        failing(errno.EEXIST, one.local.write, name, b"")
+        failing(errno.EEXIST, one.local.mkdir, name)
+        failing(errno.EEXIST, one.local.mknod, name, stat.S_IFIFO | 0o644)
+        failing(errno.EEXIST, one.local.rename, "f", name)
+        one.local.symlink(b"t", name)
+    assert world.all_keys() == [".own.rclonelink", "d/", "d/.own.rclonelink", "f"]
+
+
+@promise("S-38")
 def test_a_server_that_keeps_no_file_beside_a_directory(world: World, one: Client, other: Client) -> None:
     """EEXIST, and the bytes that cannot be sent are kept and listed."""
     world.bucket.keeps_both = False

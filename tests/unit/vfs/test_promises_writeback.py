@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from datastore.errors import InvalidKey
 from datastore.fuse.loop import all_of
 from datastore.fuse.vfs.upload import upkeep
 from tests.driving import resolve
-from tests.faulty import no_faults
+from tests.faulty import Fault, no_faults
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes, taken_over
 from tests.mounted import world as opened
 from tests.promises import promise
@@ -30,6 +31,17 @@ def send(client: Client, later_s: float = 10.0) -> None:
     """What the background does by then."""
     now = client.fs.core.clock.monotonic() + later_s
     resolve(all_of(client.fs.loop.call(lambda: client.fs.upkeep.send_due(now))))
+
+
+@promise("S-48")
+def test_a_file_whose_name_the_store_refuses_can_be_removed(world: World, one: Client) -> None:
+    """It was made, as the store had not been asked yet."""
+    one.local.write("refused", b"bytes")
+    one.faulty.plan = lambda *_: Fault(InvalidKey("the server refuses this name"))
+    send(one)
+    assert one.fs.uploads.unsent()
+    one.local.unlink("refused")
+    one.nothing_left()
 
 
 @promise("S-48")
