@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from datastore import mountinfo
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import Directories, MountOptions, mount_spec, state_name
 from datastore.controlclient import MOUNT_FILE
 from datastore.errors import InvalidManifest, MountFailed
-from datastore.mounting import directory, kernelnfs, mounttable
+from datastore.mounting import directory, kernelnfs, mounttable, unsent
 from datastore.mounting.mountserver import start
 from datastore.mounting.places import cache_root, make_cache, make_private, state_root
 from datastore.mounting.records import COMMAND_FILE, MountRecord, read_record, remove_made, write_json
@@ -26,6 +28,8 @@ from datastore.mounting.signals import SignalWatch
 
 ENDING_TIMEOUT_S = 10.0
 """How long the processes of a mount that was just unmounted by hand may take to end."""
+ENDED_MAX = 100
+"""How many mounts that ended keep their state directory: a later mount at the same place then asks the store less."""
 _POLL_S = 0.02
 
 
@@ -39,6 +43,7 @@ def mount(
         )
     if datastore.spec.local:
         return _mount_local(datastore, mountpoint, options, watch)
+    _forget_oldest()
     directories = Directories(state_root=str(state_root()), cache_dir=str(cache_root()))
     spec = mount_spec(manifest, datastore, mountpoint, directories, options)
     state_dir = Path(spec.state_dir)
@@ -134,6 +139,23 @@ def _prepared(mountpoint: str) -> Iterator[tuple[str, ...]]:
     except BaseException:
         remove_made(made)
         raise
+
+
+def _forget_oldest() -> None:
+    """Remove the state directories of mounts that ended cleanly, but for the last ENDED_MAX. What is mounted below one,
+    or can't be removed, stays."""
+    mounts = mountinfo.read().mounts
+    with suppress(OSError):
+        ended = [each for each in state_root().iterdir() if not _is_recorded(each)]
+        for state_dir in sorted(ended, key=lambda each: each.stat().st_mtime)[:-ENDED_MAX]:
+            if not any(mount.mountpoint.startswith(f"{state_dir}/") for mount in mounts):
+                with suppress(MountFailed), _locked(state_dir):
+                    if not _is_recorded(state_dir) and not unsent.remaining(state_dir):
+                        shutil.rmtree(state_dir)
+
+
+def _is_recorded(state_dir: Path) -> bool:
+    return any((state_dir / name).exists() for name in (MOUNT_FILE, COMMAND_FILE))
 
 
 @contextmanager

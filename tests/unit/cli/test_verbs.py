@@ -321,6 +321,27 @@ def test_mount_replaces_what_is_there_when_asked(cli: Cli, mounted: Path, root: 
     assert cli("mount", "--replace", manifest, "output", mounted.parent / "free").code == 0, "nothing to replace"
 
 
+def test_the_state_of_many_mounts_does_not_stay(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the last ones does, of those that are mounted, and of one with bytes that are not uploaded."""
+    monkeypatch.setattr(lifecycle, "ENDED_MAX", 2)
+    states = list[Path]()
+    for number in range(6):
+        before = set(root.iterdir()) if root.exists() else set[Path]()
+        assert cli("mount", manifest, "digits", tmp_path / str(number)).code == 0
+        (state,) = set(root.iterdir()) - before
+        os.utime(state, (number, number))
+        states.append(state)
+        if number == 0:
+            leave_unsent(state, "kept")
+        if number != 1:
+            assert cli("umount", tmp_path / str(number)).code == 0
+            os.utime(state, (number, number))
+    assert cli("mount", manifest, "digits", tmp_path / "last").code == 0
+    assert [state.exists() for state in states] == [True, True, False, False, True, True]
+
+
 def test_unsent_is_sent_on_demand(
     cli: Cli, mounted: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
