@@ -9,8 +9,9 @@
     {"op": "stop", "force": false, "detach": false, "withinSeconds": 600, "asked": 1.5}
                                       -> {"ok": true, "errors": []}; ok is false when not all was uploaded in this time,
                                       or when the mount is busy. With detach a busy mount is detached (a lazy unmount),
-                                      and "detached" names its users. asked: CLOCK_MONOTONIC at which the time begins;
-                                      without it the time begins when the request is read
+                                      and "detached" names its users. "elsewhere" names who has the mount in another
+                                      mount namespace: it goes on there. asked: CLOCK_MONOTONIC at which the time
+                                      begins; without it the time begins when the request is read
 
 The socket has mode 0600, its directory 0700. Every operation has a deadline; CLIENTS may be connected at a time.
 Threads: those of UnixListener, and one for each operation.

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from datastore import frames, logs
+from datastore import frames, logs, mountinfo
 from datastore.api.mountspec import MountSpec, from_json
 from datastore.controlclient import Answer
 from datastore.errors import DatastoreError, MountFailed
@@ -54,6 +54,8 @@ SETTINGS_TIMEOUT_S = 12.0
 FLUSH_TIMEOUT_S = 3600.0
 WARM_TIMEOUT_S = 24 * 3600.0
 END_TIMEOUT_S = 45.0
+ELSEWHERE_S = 2.0
+"""How long after an unmount another mount namespace is looked for that keeps the file system."""
 """How long the last requests and the file system may take to end after the unmount."""
 SWITCH_INTERVAL_S = 0.001
 """How soon the event loop gets the interpreter back from a busy lane; Python's 5 ms would slow a cached answer down."""
@@ -349,9 +351,13 @@ class Server:
             errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
         if errors and not force:
             return failed(*errors)
+        there = mountinfo.read().at(device.canonical(self.spec.mountpoint))
+        number = there.device if there is not None else ""
         used = device.unmount_or_detach(self.spec.mountpoint, force=force, detach=detach)
         if used and detach:
             return {"detached": used, "errors": errors}
+        if number and not self._ended.wait(ELSEWHERE_S) and (elsewhere := device.seen_elsewhere(number)):
+            return {"ok": force or not errors, "errors": errors, "elsewhere": ", ".join(elsewhere)}
         if not self._ended.wait(END_TIMEOUT_S) and not force:
             errors = [*errors, "unmounted, but requests still run"]
         return {"ok": force or not errors, "errors": errors}

@@ -42,7 +42,8 @@ def unmount(
     """Upload what is left and unmount; with force, unmount also when that fails or takes longer than timeout_s.
     detach: if programs use the directory, detach it as umount -l does. The programs go on, what they still write is
     uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
-    timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount.
+    timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount,
+    or when the server goes on because a process has the mount in a mount namespace of its own, as a local job has.
     Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
     force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor detach
     is given."""
@@ -64,7 +65,7 @@ def unmount(
     except controlclient.NotAnswering as error:
         _end_silent(record, error, force=force)
         return ""
-    return _finish(record, answer)
+    return _finish(record, answer, say)
 
 
 def _stop(
@@ -80,19 +81,22 @@ def _stop(
     return answer
 
 
-def _finish(record: MountRecord, answer: dict[str, Any]) -> str:
+def _finish(record: MountRecord, answer: dict[str, Any], say: Callable[[str], None]) -> str:
     """Act on the server's answer to a stop. A forced stop is ok even if changes remain; its errors name them."""
     told = answer.get("errors")
     errors = [str(each) for each in told] if isinstance(told, list) else []
     text = "; ".join(errors) or "no reason given"
-    if users := answer.get("detached"):
+    if (users := answer.get("detached")) or (elsewhere := answer.get("elsewhere")):
         _restore_beneath(record)
         remove_made(record.made)
+        goes_on = users or f"{record.mountpoint} is still mounted for {elsewhere}, which has mounts of its own"
         if errors:
             raise Unsynced(
-                f"{users}; it was detached, but not everything is uploaded: {text}; it is tried until they end"
+                f"{goes_on}; it was detached, but not everything is uploaded: {text}; it is tried until they end"
             )
-        return str(users)
+        if not users:
+            say(f"{goes_on}; it is served until that ends")
+        return str(users or "")
     if answer.get("ok") is True:
         _wait_until_gone(record)
         _restore_beneath(record)

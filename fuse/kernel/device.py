@@ -261,12 +261,32 @@ def _uses(process: Path, mountpoint: str) -> bool:
 def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
     """Return the processes that have a file, directory or mapping below the mountpoint, each as `pid N (command)`. They
     are found in /proc (proc(5)), as far as we may look, without touching the mount: a dead or busy one could hang."""
-    found = []
-    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        if _uses(process, mountpoint):
-            with suppress(OSError):
-                found.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
-    return found
+    return [_named(process) for process in _processes(proc) if _uses(process, mountpoint)]
+
+
+def seen_elsewhere(number: str, proc: Path = Path("/proc")) -> list[str]:
+    """Return a process of each other mount namespace in which a file system is mounted, as users() does. number: the
+    file system's major:minor. Such a namespace has copies of the mounts that there were when it was made; where mounts
+    are private (mount_namespaces(7)), as in most containers, an unmount does not reach it."""
+    found = dict[str, str]()
+    for process in _processes(proc):
+        with suppress(OSError):
+            table = mountinfo.parse(os.fsdecode((process / "mountinfo").read_bytes()))
+            if any(mount.device == number for mount in table.mounts):
+                found.setdefault(os.readlink(process / "ns/mnt"), _named(process))
+    return list(found.values())
+
+
+def _processes(proc: Path) -> list[Path]:
+    return sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name))
+
+
+def _named(process: Path) -> str:
+    try:
+        command = (process / "comm").read_text(errors="replace").strip()
+    except OSError:
+        command = "ended"
+    return f"pid {process.name} ({command})"
 
 
 def tune_read_ahead(mountpoint: str) -> None:

@@ -115,6 +115,29 @@ def test_a_command_that_leaves_a_user_behind_is_detached_and_loses_nothing(mount
 
 
 @promise("S-192")
+def test_a_namespace_that_still_has_the_mount_holds_nobody_up(mount_with: Mounter) -> None:
+    """As a local job has one, where mounts are private, as in most containers. Who has it is named; its end is the
+    mount's end."""
+    with mount_with() as mount:
+        apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo apart; exec sleep 600"]
+        with subprocess.Popen(apart, stdout=subprocess.PIPE) as other:
+            try:
+                assert other.stdout is not None
+                assert other.stdout.readline() == b"apart\n"
+                began = time.monotonic()
+                done = mount.umount()
+                took_s = time.monotonic() - began
+            finally:
+                other.kill()
+        print(f"umount, mounted elsewhere too: {took_s:.1f} s")
+        assert done.returncode == 0, done.stderr
+        assert f"is still mounted for pid {other.pid} (sleep)" in done.stderr
+        assert took_s < HANGS_S
+        assert not os.path.ismount(mount.path)
+        eventually(lambda: "work" not in mount.command("list").stdout, "the mount has ended")
+
+
+@promise("S-192")
 def test_ctrl_c_of_a_mount_in_the_foreground_detaches_it_from_its_users(mount_with: Mounter) -> None:
     """No mount stays in the tree, and who uses it goes on to its own end."""
     with mount_with() as mount:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from datastore.fuse.kernel.device import users
+from datastore.fuse.kernel.device import seen_elsewhere, users
 
 
 def process(proc: Path, pid: int, command: str, *, cwd: str = "/", files: tuple[str, ...] = (), maps: str = "") -> None:
@@ -28,3 +28,12 @@ def test_users_are_found_by_directory_file_and_mapping(tmp_path: Path) -> None:
 
 def test_our_own_directory_is_seen_in_the_real_proc() -> None:
     assert any(f"pid {os.getpid()} " in user for user in users(os.getcwd()))
+
+
+def test_each_mount_namespace_that_still_has_a_file_system_is_named_once(tmp_path: Path) -> None:
+    for pid, namespace, number in ((20, "a", "0:41"), (8, "a", "0:41"), (30, "b", "0:41"), (40, "c", "0:40")):
+        process(tmp_path, pid, f"of {namespace}")
+        (tmp_path / str(pid) / "mountinfo").write_text(f"36 35 {number} / /m rw - fuse.datastore digits rw\n")
+        (tmp_path / str(pid) / "ns").mkdir()
+        (tmp_path / str(pid) / "ns/mnt").symlink_to(f"mnt:[{namespace}]")
+    assert seen_elsewhere("0:41", tmp_path) == ["pid 8 (of a)", "pid 30 (of b)"]
