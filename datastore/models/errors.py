@@ -5,6 +5,7 @@ ModelError
  |- ModelNotFound       the store has no such model, version or alias
  |- VersionInUse        an alias or a Serving names the version
  |- VersionDamaged      what is stored is not what was saved; the text names the path and both digests
+ |   '- FormatUnknown   the manifest is of another release
  |- SourceInvalid       a version can't hold what is to be saved
  |- SourceChanged       what is to be saved changed while it was saved
  '- SaveLost            the save was taken for dead, or asked to stop
@@ -33,6 +34,10 @@ class VersionInUse(ModelError):
 
 class VersionDamaged(ModelError):
     """What is stored is not what was saved; the text names the path, and both digests where they are known."""
+
+
+class FormatUnknown(VersionDamaged):
+    """The manifest has a format that this release can't read: it may be whole, so nothing of the version is removed."""
 
 
 class SourceInvalid(ModelError):

@@ -103,12 +103,20 @@ def _adopt(models: Models, request: Request, progress: Progress) -> dict[str, An
 
 
 def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
-    """Delete the version that a save made, if there is one, and the model's garbage. Errors: VersionInUse."""
+    """Delete the version that a save made, if there is one, and the model's garbage.
+
+    Errors: VersionInUse; VersionDamaged when the version may be one whose manifest does not tell any more.
+    """
     model, save_id = str(request["model"]), str(request["saveId"])
+    damage = None
     for head in models.versions(model):
+        damage = damage or head.damage
         if head.save_id == save_id:
             models.delete(model, head.version)
             break
+    else:
+        if damage is not None:
+            raise damage
     for garbage in models.garbage(model):
         models.remove_garbage(garbage)
     return {"deleted": True}
@@ -166,14 +174,14 @@ def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[s
 
 def _of_model(models: Models, model: str) -> dict[str, Any]:
     """Return what status says of a model."""
-    newest, known = models.newest(model), models.numbers(model)
+    newest, known = next(models.versions(model), None), models.numbers(model)
     if newest is None:
         raise ModelNotFound(f"{model} has no version any more")
     return {
         "store": models.storage.location,
         "latest": newest.version,
         "versions": sum(1 for there in known.values() if there.manifest and there.tree),
-        "aliases": dict(list(models.aliases(model).items())[:ALIASES_MAX]),
+        "aliases": dict([each for each in models.aliases(model).items() if each[1]][:ALIASES_MAX]),
     }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from datastore.models.errors import VersionDamaged
+from datastore.models.errors import FormatUnknown, VersionDamaged
 
 FORMAT = "datastore.dev/model-version/v1"
 HEAD_BYTES = 64 << 10
@@ -28,6 +28,7 @@ MAX_NAME_BYTES = 255
 _OPEN = '"entries":[\n'
 _CLOSE = "\n],\n"
 _CLOSE_EMPTY = "],\n"
+_WAY_OUT = "delete the version, or bring this file back from a copy"
 
 Kind = Literal["file", "directory", "symlink"]
 
@@ -103,6 +104,8 @@ class VersionManifest:
     entries: Sequence[Entry] = ()
     """Empty when only the head was read."""
     removed: Removed | None = None
+    damage: VersionDamaged | None = None
+    """Why the manifest can't be read; then only model and version are known. Only Models.versions() gives such ones."""
 
     def text(self) -> str:
         """Return the whole document."""
@@ -180,10 +183,12 @@ def parse(raw: bytes, where: str) -> VersionManifest:
         document = json.loads(raw)
         recorded = document["check"]
     except (ValueError, KeyError, TypeError):
-        raise VersionDamaged(f"{where}: is not a whole manifest of a version") from None
+        raise VersionDamaged(f"{where}: is not a whole manifest of a version; {_WAY_OUT}") from None
     found = f"sha256:{hashlib.sha256(body).hexdigest()}"
     if recorded != found or json.loads(b"{" + last) != {"check": recorded}:
-        raise VersionDamaged(f"{where}: was changed after it was written: it says {recorded}, its bytes are {found}")
+        raise VersionDamaged(
+            f"{where}: was changed after it was written: it says {recorded}, its bytes are {found}; {_WAY_OUT}"
+        )
     head = _parse_head(document, where)
     if head.removed is not None:
         return head
@@ -191,9 +196,9 @@ def parse(raw: bytes, where: str) -> VersionManifest:
         entries = tuple(_entry(each) for each in document["entries"])
         check_entries(entries)
     except (ValueError, KeyError, TypeError) as error:
-        raise VersionDamaged(f"{where}: {error}") from None
+        raise VersionDamaged(f"{where}: {error}; {_WAY_OUT}") from None
     if (digest := digest_of(entries)) != head.digest:
-        raise VersionDamaged(f"{where}: says the digest {head.digest}, and its entries have {digest}")
+        raise VersionDamaged(f"{where}: says the digest {head.digest}, and its entries have {digest}; {_WAY_OUT}")
     values = {each.name: getattr(head, each.name) for each in fields(VersionManifest)}
     return VersionManifest(**{**values, "entries": entries})
 
@@ -204,7 +209,7 @@ def parse_head(raw: bytes, where: str) -> VersionManifest:
     try:
         return _parse_head(json.loads(first.removesuffix(b",") + b"}"), where)
     except (ValueError, TypeError):
-        raise VersionDamaged(f"{where}: is not a manifest of a version") from None
+        raise VersionDamaged(f"{where}: is not a manifest of a version; {_WAY_OUT}") from None
 
 
 def check_entries(ordered: Sequence[Entry]) -> None:
@@ -241,7 +246,10 @@ def check_path(path: str) -> None:
 def _parse_head(document: Mapping[str, Any], where: str) -> VersionManifest:
     try:
         if (found := document["format"]) != FORMAT:
-            raise VersionDamaged(f"{where}: has the format {str(found)[:80]!r}, and this release reads {FORMAT}")
+            raise FormatUnknown(
+                f"{where}: has the format {str(found)[:80]!r}, and this release reads {FORMAT}; use the release that "
+                "wrote it"
+            )
         model, version = str(document["model"]), int(document["version"])
         if (gone := document.get("removed")) is not None:
             removed = Removed(at=str(gone["at"]), by=str(gone["by"]), why=gone["why"])
@@ -260,7 +268,7 @@ def _parse_head(document: Mapping[str, Any], where: str) -> VersionManifest:
             lineage=_lineage(document["lineage"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise VersionDamaged(f"{where}: is not a manifest of a version: {error}") from None
+        raise VersionDamaged(f"{where}: is not a manifest of a version: {error}; {_WAY_OUT}") from None
 
 
 def _lineage(said: Mapping[str, Any]) -> Lineage:

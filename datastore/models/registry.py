@@ -24,10 +24,17 @@ from typing import Any, Literal, NamedTuple
 
 from datastore.errors import AlreadyExists, InvalidRequest, NotFound, PreconditionFailed, StoreError, Unsupported
 from datastore.models import owner
-from datastore.models.errors import ModelError, ModelNotFound, SaveLost, VersionDamaged, VersionInUse
+from datastore.models.errors import (
+    FormatUnknown,
+    ModelError,
+    ModelNotFound,
+    SaveLost,
+    VersionDamaged,
+    VersionInUse,
+)
 from datastore.models.manifest import HEAD_BYTES, Removed, VersionManifest, parse, parse_head
 from datastore.models.names import Reference, check_alias, check_model, is_alias, is_model, version_number
-from datastore.models.storage import Document, Storage, Tag, Tree
+from datastore.models.storage import Storage, Tag, Tree
 
 LAYOUT = "datastore.dev/model-store/v1"
 MARKER = ".datastore.models.json"
@@ -171,15 +178,16 @@ class Models:
         return self._checked(found, model, number)
 
     def versions(self, model: str) -> Iterator[VersionManifest]:
-        """Yield the heads of all versions, the newest first."""
+        """Yield the heads of all versions, the newest first; of one whose manifest is damaged only the `damage`."""
         for number, there in sorted(self.numbers(model).items(), reverse=True):
             found = self._head(model, number) if there.manifest else None
             if found is not None and found.removed is None:
-                yield self._checked(found, model, number)
+                yield found
 
     def newest(self, model: str) -> VersionManifest | None:
-        """Return the head of the newest version; None when there is no version."""
-        return next(self.versions(model), None)
+        """Return the head of the newest version; None when there is no version. Errors: VersionDamaged."""
+        found = next(self.versions(model), None)
+        return found and self._checked(found, model, found.version)
 
     def resolve(self, reference: Reference) -> int:
         """Return the version number that a reference means. Errors: ModelNotFound."""
@@ -203,11 +211,18 @@ class Models:
     # Aliases
 
     def aliases(self, model: str) -> dict[str, int]:
-        """Return the aliases of a model and the numbers that they mean."""
+        """Return the aliases of a model and the numbers that they mean; 0 for an alias that is damaged."""
         found = {}
         for name, is_directory in self.storage.names(f"{check_model(model)}/aliases"):
-            if not is_directory and is_alias(name) and (alias := self.alias(model, name)) is not None:
-                found[name] = alias.version
+            if is_directory or not is_alias(name):
+                continue
+            try:
+                alias = self.alias(model, name)
+            except VersionDamaged:
+                found[name] = 0
+            else:
+                if alias is not None:
+                    found[name] = alias.version
         return dict(sorted(found.items()))
 
     def alias(self, model: str, name: str) -> Alias | None:
@@ -220,7 +235,7 @@ class Models:
         number = version_number(document.body.decode("ascii", "replace").strip())
         if number is None:
             raise VersionDamaged(
-                f"{self._where(path)}: holds no number; move the alias to the version that it is to mean"
+                f"{self._where(path)}: holds no number; move the alias to the version that it is to mean, or remove it"
             )
         return Alias(number, document.tag)
 
@@ -257,10 +272,13 @@ class Models:
         return present.version if present else None
 
     def remove_alias(self, model: str, name: str) -> None:
-        """Remove an alias. Errors: ModelNotFound."""
-        if self.alias(model, name) is None:
-            raise ModelNotFound(f"{model} has no alias {name}")
-        self.storage.remove(f"{model}/aliases/{name}")
+        """Remove an alias, also one that is damaged. Errors: ModelNotFound."""
+        path = f"{check_model(model)}/aliases/{check_alias(name)}"
+        try:
+            self.storage.read(path)
+        except NotFound:
+            raise ModelNotFound(f"{model} has no alias {name}") from None
+        self.storage.remove(path)
 
     # Uses: who serves a version
 
@@ -365,10 +383,19 @@ class Models:
     # Removal
 
     def delete(self, model: str, number: int) -> int:
-        """Delete a version; return how many files went. Errors: ModelNotFound; VersionInUse, naming alias or user."""
+        """Delete a version, also a damaged one; return how many files went.
+
+        Errors: ModelNotFound; VersionInUse, naming alias or user; FormatUnknown.
+        """
         self._refuse_used(model, number)
         path = _manifest_path(model, number)
-        document = self._version_document(model, number)
+        try:
+            document = self.storage.read(path)
+        except NotFound:
+            raise self._no_version(model, number) from None
+        head = self._parsed(document.body[:HEAD_BYTES], model, number)
+        if head.damage is None or isinstance(head.damage, FormatUnknown):
+            self._checked(head, model, number)
         gone = self._gone(model, number, "deleted")
         try:
             tag = self.storage.replace(path, gone, document.tag)
@@ -382,11 +409,16 @@ class Models:
         return self.tree(model, number).remove()
 
     def garbage(self, model: str, stale_s: float = STALE_S) -> Iterator[Garbage]:
-        """Yield what interrupted deletions and saves left; remove the `.saving` documents that versions still have."""
+        """Yield what interrupted deletions and saves left; remove the `.saving` documents that versions still have.
+
+        A number whose manifest is damaged is left as it is: its files may be all that is left of a version.
+        """
         for number, there in self.numbers(model).items():
             if not (there.tree or there.saving):
                 continue
             head = self._head(model, number)
+            if head is not None and head.damage is not None:
+                continue
             if head is not None and head.removed is not None:
                 yield Garbage(model=model, number=number, why=head.removed.why)
             elif there.saving:
@@ -434,7 +466,13 @@ class Models:
         return manifest.text().encode()
 
     def _refuse_used(self, model: str, number: int) -> None:
-        named = [name for name, version in self.aliases(model).items() if version == number]
+        aliases = self.aliases(model)
+        if damaged := [name for name, version in aliases.items() if not version]:
+            raise VersionInUse(
+                f"{model}:{number} is not deleted: the alias {', '.join(damaged)} is damaged and may have meant it; "
+                "move or remove that first"
+            )
+        named = [name for name, version in aliases.items() if version == number]
         if named:
             raise VersionInUse(
                 f"{model}:{number} is not deleted: the alias {', '.join(named)} means it; move or remove that first"
@@ -442,30 +480,39 @@ class Models:
         if uses := self.uses(model, number):
             raise VersionInUse(f"{model}:{number} is not deleted: it is served by {', '.join(use.who for use in uses)}")
 
-    def _version_document(self, model: str, number: int) -> Document:
-        try:
-            document = self.storage.read(_manifest_path(model, number))
-        except NotFound:
-            raise self._no_version(model, number) from None
-        head = parse_head(document.body[:HEAD_BYTES], self._where(_manifest_path(model, number)))
-        self._checked(head, model, number)
-        return document
-
     def _head(self, model: str, number: int) -> VersionManifest | None:
-        path = _manifest_path(check_model(model), number)
+        """Read the head of a number's manifest, which may be damaged; None when there is none."""
         try:
-            return parse_head(self.storage.read(path, HEAD_BYTES).body, self._where(path))
+            body = self.storage.read(_manifest_path(check_model(model), number), HEAD_BYTES).body
         except NotFound:
             return None
+        return self._parsed(body, model, number)
+
+    def _parsed(self, body: bytes, model: str, number: int) -> VersionManifest:
+        """Return the head that a document has, or one that holds only the `damage`."""
+        try:
+            return self._own(parse_head(body, self._where(_manifest_path(model, number))), model, number)
+        except VersionDamaged as damage:
+            return VersionManifest(
+                model=model, version=number, digest="", files=0, size_bytes=0, saved="", damage=damage
+            )
 
     def _checked(self, found: VersionManifest, model: str, number: int) -> VersionManifest:
+        if found.damage is not None:
+            raise found.damage
         if found.removed is not None:
             raise ModelNotFound(
                 f"{model}:{number} is no version: it was {_WHY[found.removed.why]} at {found.removed.at}"
             )
+        return self._own(found, model, number)
+
+    def _own(self, found: VersionManifest, model: str, number: int) -> VersionManifest:
         if (found.model, found.version) != (model, number):
             where = self._where(_manifest_path(model, number))
-            raise VersionDamaged(f"{where}: is the manifest of {found.model}:{found.version}")
+            raise VersionDamaged(
+                f"{where}: is the manifest of {found.model}:{found.version}; delete {model}:{number}, or bring this "
+                "file back from a copy"
+            )
         return found
 
     def _saving(self, model: str, number: int) -> Saving | None:

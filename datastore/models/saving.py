@@ -229,11 +229,9 @@ class _Attempt:
 
     def _newest(self) -> VersionManifest | None:
         """Return the newest version, which this save may equal; None when there is nothing to compare with."""
-        head = None if self._wish.force else self._models.newest(self._saving.model)
-        if head is None:
-            return None
         try:
-            return self._models.manifest(head.model, head.version)
+            head = None if self._wish.force else self._models.newest(self._saving.model)
+            return head and self._models.manifest(head.model, head.version)
         except (ModelNotFound, VersionDamaged):  # just deleted, or damaged, so of no use for a comparison
             return None
 

@@ -72,6 +72,8 @@ def document_of(manifest: VersionManifest) -> dict[str, Any]:
         "labels": dict(manifest.labels),
         "lineage": dict(_known(manifest.lineage)),
     }
+    if manifest.damage is not None:
+        said["damage"] = str(manifest.damage)
     if manifest.entries:
         said["entries"] = [entry._asdict() for entry in manifest.entries]
     return said

@@ -102,6 +102,43 @@ def test_a_damaged_version_is_refused_with_the_path_and_both_digests(here: Path,
     assert not (here / "m").exists()
 
 
+@promise("S-383")
+def test_what_is_damaged_is_marked_and_the_rest_is_listed(here: Path, cli: Cli) -> None:
+    """The newest version of a model, and an alias; then each is mended as the line says."""
+    for name in ("digits", "digits", "other"):
+        assert cli("model", "save", name, "--from", "runs/7", "--force").code == 0
+    cli("model", "tag", "digits:1", "prod")
+    (here / "models/digits/2.json").write_bytes(b"junk")
+    (here / "models/digits/aliases/bad").write_bytes(b"junk")
+    way_out = "digits/2.json: is not a manifest of a version; delete the version, or bring this file back from a copy\n"
+
+    code, out, err = cli("model", "list")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert (code, rows[0]) == (0, ["digits", "2", "bad=damaged,", "prod=1", "-", "-", "-", "damaged"])
+    assert rows[1][:2] == ["other", "1"]
+    assert "the alias bad of digits is damaged: it holds no number; move it" in err
+    assert err.endswith(way_out)
+
+    code, out, err = cli("model", "list", "digits")
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert (code, rows[0], rows[1][:3]) == (0, ["2", "-", "-", "-", "-", "damaged"], ["1", "prod", "6"])
+    assert err.endswith(way_out)
+    [damaged, _] = json.loads(cli("model", "list", "digits", "-o", "json").out)
+    assert (damaged["version"], damaged["digest"]) == (2, "")
+    assert "2.json: is not a manifest" in damaged["damage"]
+    for verb in ("show", "verify"):
+        refused = cli("model", verb, "digits:2")
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.err.endswith(way_out)
+    assert cli("model", "show", "digits:1").code == 0
+
+    assert cli("model", "gc").err == "nothing to remove\n"
+    assert cli("model", "delete", "digits:2").code == 1
+    assert cli("model", "tag", "digits", "bad", "--remove").code == 0
+    assert cli("model", "delete", "digits:2").code == 0
+    assert cli("model", "list").err == ""
+
+
 @promise("S-380", "S-381", "S-382")
 def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
     cli("model", "save", "digits", "--from", "runs/7")
@@ -142,6 +179,7 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["save", "digits", "--from", "runs/../models"], 4, "'.' and '..' lead nowhere"),
         (["save", "digits", "--from", "runs/7", "--label", "x"], 2, "write NAME=VALUE"),
         (["show", "digits"], 1, "has no version of a model digits"),
+        (["list", "digits"], 1, "has no version of a model digits"),
         (["show", "digits:7"], 1, "has no version 7 of a model digits"),
         (["tag", "digits:1", "latest"], 2, "always means the newest version"),
         (["list", "--store", "other"], 2, "holds no Datastore 'other'"),

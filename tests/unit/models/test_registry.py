@@ -13,7 +13,16 @@ from datastore.errors import Unsupported
 from datastore.fuse.store.base import Body, WriteOptions, WriteResult
 from datastore.models import owner
 from datastore.models.directory import DirectoryStorage, DirectoryTree
-from datastore.models.errors import InvalidReference, ModelError, ModelNotFound, SaveLost, VersionDamaged, VersionInUse
+from datastore.models.errors import (
+    FormatUnknown,
+    InvalidReference,
+    ModelError,
+    ModelNotFound,
+    SaveLost,
+    VersionDamaged,
+    VersionInUse,
+)
+from datastore.models.jobs import perform
 from datastore.models.names import parse_reference
 from datastore.models.progress import Progress
 from datastore.models.registry import MARKER, Models, Use
@@ -368,6 +377,141 @@ class TestGarbage:
 
         assert sum(models.sweep(model) for model in models.names()) == 8
         assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk\n", b'{"format":"datastore.dev/model-version/v1"}\n'])
+class TestDamagedManifest:
+    """One file that can't be read is named, and is in the way of nothing else."""
+
+    @promise("S-383")
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_damaged_version_is_listed_and_can_be_deleted(
+        self, home: Home, source: Path, junk: bytes, number: int
+    ) -> None:
+        models = home.models()
+        saved(models, source)
+        saved(models, source)
+        home.put(f"digits/{number}.json", junk)
+
+        damaged = {each.version: str(each.damage) for each in models.versions("digits") if each.damage}
+        assert list(damaged) == [number]
+        assert damaged[number].endswith("; delete the version, or bring this file back from a copy")
+        for read in (models.head, models.manifest):
+            with pytest.raises(VersionDamaged, match=rf"digits/{number}\.json: is not a .*; delete the version"):
+                read("digits", number)
+            assert read("digits", 3 - number).files == 6
+        assert [each.version for each in models.versions("digits")] == [2, 1]
+
+        assert models.delete("digits", number) > 5
+
+        assert [each.version for each in models.versions("digits")] == [3 - number]
+        assert not [path for path in home.everything() if path.startswith(f"digits/{number}/")]
+        with pytest.raises(ModelNotFound, match="it was deleted at 20"):
+            models.head("digits", number)
+
+    @promise("S-381")
+    def test_latest_never_means_an_older_version_because_the_newest_is_damaged(
+        self, home: Home, source: Path, junk: bytes
+    ) -> None:
+        models = home.models()
+        saved(models, source)
+        saved(models, source)
+        home.put("digits/2.json", junk)
+        with pytest.raises(VersionDamaged, match=r"digits/2\.json"):
+            models.resolve(parse_reference("digits"))
+        assert models.resolve(parse_reference("digits:1")) == 1
+
+    @promise("S-381")
+    def test_a_damaged_version_that_is_in_use_stays(self, home: Home, source: Path, junk: bytes) -> None:
+        models = home.models()
+        saved(models, source)
+        models.set_alias("digits", "prod", 1)
+        home.put("digits/1.json", junk)
+        with pytest.raises(VersionInUse, match="the alias prod means it"):
+            models.delete("digits", 1)
+
+    @promise("S-382")
+    def test_garbage_is_removed_beside_a_damaged_version_and_nothing_that_it_may_need(
+        self, home: Home, source: Path, junk: bytes
+    ) -> None:
+        models = home.models()
+        saved(models, source)
+        home.put("digits/1.json", junk)
+        home.put("digits/1.saving", b"{}")
+        before = home.everything()
+        dead = models.reserve("digits", "dead", "somewhere")
+
+        [garbage] = models.garbage("digits", stale_s=-1)
+        assert garbage.number == dead.number
+        models.remove_garbage(garbage)
+        assert home.everything() == sorted([*before, f"digits/{dead.number}.json"])
+        assert not models.give_up(next(models.savings("digits")))
+
+    @promise("S-374")
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_the_next_version_is_saved(self, home: Home, source: Path, junk: bytes, number: int) -> None:
+        models = home.models()
+        saved(models, source)
+        saved(models, source)
+        home.put(f"digits/{number}.json", junk)
+        for save_id in ("", "job"):
+            made = save(home.models(), DirectoryTree(source), wish(force=True, save_id=save_id), Progress())
+            assert made.new
+        assert save(home.models(), DirectoryTree(source), wish(save_id="job"), Progress()).manifest.version == 4
+        assert not save(home.models(), DirectoryTree(source), wish(), Progress()).new
+
+    @promise("S-374")
+    def test_a_damaged_newest_version_is_not_compared_with(self, home: Home, source: Path, junk: bytes) -> None:
+        models = home.models()
+        saved(models, source)
+        home.put("digits/1.json", junk)
+        made = save(models, DirectoryTree(source), wish(), Progress())
+        assert (made.new, made.manifest.version) == (True, 2)
+
+    @promise("S-397")
+    def test_a_job_deletes_the_version_of_its_save_beside_a_damaged_one(
+        self, tmp_path: Path, source: Path, junk: bytes
+    ) -> None:
+        """One that may be the damaged version itself is not taken for deleted."""
+        models = Models(DirectoryStorage(tmp_path), who="tester")
+        for save_id in ("one", "two"):
+            saved(models, source, save_id)
+        (tmp_path / "digits/2.json").write_bytes(junk)
+        asked = {"store": {"directory": str(tmp_path)}, "who": "tester", "do": "delete", "model": "digits"}
+        assert perform({**asked, "saveId": "one"}, Progress()) == {"deleted": True}
+        assert not (tmp_path / "digits/1").exists()
+        with pytest.raises(VersionDamaged, match=r"digits/2\.json"):
+            perform({**asked, "saveId": "two"}, Progress())
+        moved = {**asked, "do": "update", "moves": {}, "pins": {}}
+        assert perform(moved, Progress())["latest"] == 2
+
+
+class TestDamagedNames:
+    @promise("S-383")
+    def test_a_version_of_a_later_release_is_not_deleted_as_damaged(self, home: Home, source: Path) -> None:
+        models = home.models()
+        saved(models, source)
+        home.put("digits/1.json", home.get("digits/1.json").replace(b"model-version/v1", b"model-version/v2"))
+        before = home.everything()
+        with pytest.raises(FormatUnknown, match="use the release that wrote it"):
+            models.delete("digits", 1)
+        assert home.everything() == before
+
+    @promise("S-381", "S-383")
+    def test_a_damaged_alias_can_be_removed_and_until_then_keeps_versions(self, home: Home, source: Path) -> None:
+        """Nobody knows which version it meant."""
+        models = home.models()
+        saved(models, source)
+        saved(models, source)
+        models.set_alias("digits", "prod", 2)
+        home.put("digits/aliases/bad", b"junk")
+
+        assert models.aliases("digits") == {"bad": 0, "prod": 2}
+        with pytest.raises(VersionInUse, match="the alias bad is damaged and may have meant it; move or remove that"):
+            models.delete("digits", 1)
+        models.remove_alias("digits", "bad")
+        assert models.aliases("digits") == {"prod": 2}
+        assert models.delete("digits", 1)
 
 
 class TestServersWithoutConditions:
