@@ -1,7 +1,7 @@
 """Export a version to a directory, a bucket or a tar file. Every byte that is read is compared with the manifest.
 
 A directory appears when it is whole, and so does a tar file (repeatable.py). What an interrupted export to a directory
-or a bucket had written is read again, and is kept if it is right.
+or a bucket had written is read again, and is kept if it is right. An export that can't succeed leaves no directory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from datastore.errors import AlreadyExists, NotFound
+from datastore.errors import AlreadyExists, NotFound, StoreError
 from datastore.models.directory import DirectoryTree
 from datastore.models.errors import ModelError, VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
-from datastore.models.progress import Progress
+from datastore.models.progress import Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.storage import Body, Node, ReadableTree, Tree, compare
 from datastore.models.transfer import Transfer
@@ -55,16 +55,26 @@ class Exported:
 
 
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
-    """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made."""
+    """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made.
+
+    What is written is kept, hidden beside the place, only if another attempt may go on with it.
+    """
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
     exported = Exported(models, model, number, progress)
     short = exported.manifest.digest.removeprefix("sha256:")[:12]
     partial = place.with_name(f".{place.name[:200]}.{short}.partial")
     target = DirectoryTree(partial)
-    _into(exported, target, found={node.path: node for node in target.scan()} if partial.exists() else None)
-    target.settle(exported.manifest.entries)
-    os.rename(partial, place)
+    try:
+        _into(exported, target, found={node.path: node for node in target.scan()} if partial.exists() else None)
+        target.settle(exported.manifest.entries)
+        os.rename(partial, place)
+    except Exception as error:
+        resumes = error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
+        if not resumes:
+            with suppress(StoreError):  # the first error is the one to tell
+                target.remove()
+        raise
     return exported.manifest
 
 

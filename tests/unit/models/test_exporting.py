@@ -22,7 +22,7 @@ from datastore.models.errors import ModelError, SourceInvalid, VersionDamaged
 from datastore.models.exporting import export_directory, export_tar, export_tree
 from datastore.models.manifest import Entry
 from datastore.models.ocilayout import DIGEST_LABEL, INDEX, MANIFEST, Layout, cut, export_layout
-from datastore.models.progress import Progress
+from datastore.models.progress import Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import save
 from datastore.models.verifying import compared, verify
@@ -74,6 +74,7 @@ class TestVerify:
                     export(models, "digits", 1, target, Progress())
                 assert str(raised.value).endswith(said)
                 assert not place.exists()
+                assert not list(tmp_path.glob(".*")), "something half made is left"
             with suppress(NotFound):
                 assert [node.path for node in home.data(f"out{number}").scan() if node.kind == "file"] == []
             home.flip(f"digits/1/{path}", 3)
@@ -144,6 +145,23 @@ class TestDirectory:
 
         assert tree_of(place) == tree_of(source)
         assert [each for each in tmp_path.iterdir() if each.name.endswith(".partial")] == []
+
+    @promise("S-384", "S-388")
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_who_stops_it_for_good_leaves_nothing_beside_it(
+        self, models: Models, source: Path, tmp_path: Path, resume: bool
+    ) -> None:
+        """As Ctrl-C does; what SIGTERM leaves is completed by the next export."""
+        place = tmp_path / "made" / "out"
+        place.parent.mkdir()
+        progress = Progress(lambda event: progress.stop(resume=resume) if event.phase == "reading" else None)
+        with pytest.raises(Stopped):
+            export_directory(models, "digits", 1, place, progress)
+        assert bool(list(place.parent.iterdir())) == resume
+
+        export_directory(models, "digits", 1, place, Progress())
+        assert tree_of(place) == tree_of(source)
+        assert list(place.parent.iterdir()) == [place]
 
     @promise("S-384")
     def test_nothing_of_others_is_touched(self, models: Models, tmp_path: Path) -> None:
