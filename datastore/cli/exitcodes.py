@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from datastore import errors
-from datastore.models.errors import InvalidReference
+from datastore.models.errors import InvalidReference, SourceInvalid
 from datastore.mounting.errors import Unsynced
 
 
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 MEANING = {
     ExitCode.OK: "Done.",
     ExitCode.ERROR: "Another failure.",
-    ExitCode.USAGE: "Wrong usage, or a wrong manifest; the text names the field.",
+    ExitCode.USAGE: "Wrong usage or manifest (the text names the field), or a source or target that is refused.",
     ExitCode.ACCESS: "The storage refused the credentials or the access, or the clocks differ too much.",
     ExitCode.STORAGE: "The bucket, region or endpoint does not exist or does not answer, or the storage failed.",
     ExitCode.MOUNT: "The mount failed: kernel, fusermount3, /dev/fuse, or the directory.",
@@ -48,7 +48,7 @@ _ACCESS = (errors.CredentialsInvalid, errors.AccessDenied, errors.ClockSkew)
 
 def exit_code_for(error: BaseException) -> ExitCode:
     """Return the exit code of an error. Every error has one."""
-    if isinstance(error, errors.InvalidManifest | InvalidReference):
+    if isinstance(error, errors.InvalidManifest | InvalidReference | SourceInvalid):
         return ExitCode.USAGE
     if isinstance(error, _ACCESS):
         return ExitCode.ACCESS

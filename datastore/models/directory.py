@@ -328,6 +328,8 @@ class DirectoryTree:
         """See Tree."""
         with _told(self._root):
             if not self._root.is_dir():
+                if self._root.exists():
+                    raise SourceInvalid(f"{self._root}: is no directory; give the directory that it is in")
                 raise NotFound(f"{self._root}: there is no such directory")
             return list(self._below(""))
 

@@ -6,7 +6,7 @@ ModelError
  |- VersionInUse        an alias or a Serving names the version
  |- VersionDamaged      what is stored is not what was saved; the text names the path and both digests
  |   '- FormatUnknown   the manifest is of another release
- |- SourceInvalid       a version can't hold what is to be saved
+ |- SourceInvalid       a version can't hold what is to be saved, or it is not there     (exit code 2)
  |- SourceChanged       what is to be saved changed while it was saved
  '- SaveLost            the save was taken for dead, or asked to stop
 """
@@ -41,7 +41,7 @@ class FormatUnknown(VersionDamaged):
 
 
 class SourceInvalid(ModelError):
-    """A version can't hold what is to be saved; the text names the path."""
+    """A version can't hold what is to be saved, or nothing is there; the text names the path."""
 
 
 class SourceChanged(ModelError):

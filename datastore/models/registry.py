@@ -136,8 +136,17 @@ class Models:
         else:
             raise self._no_conditions("replace a file only in the state that was read")
         found = self.storage.read(MARKER).body
-        if found != body:
-            raise Unsupported(f"{self.storage.location}: has another layout than {LAYOUT}: {found[:200]!r}")
+        if found == body:
+            return
+        if layout := _mapping(found).get("format"):
+            raise Unsupported(
+                f"{self._where(MARKER)}: says that the store has another layout than {LAYOUT}, which this release "
+                f"writes: {str(layout)[:80]}; use the release that made the store"
+            )
+        raise Unsupported(
+            f"{self._where(MARKER)}: is damaged, it does not say the layout of the store; if all of this store was "
+            "saved by this release, remove that file, and the next save makes it again"
+        )
 
     def names(self) -> list[str]:
         """Return the names of the models that have, had or will have a version."""

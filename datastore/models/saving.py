@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from datastore.errors import StoreError
+from datastore.errors import NotFound, StoreError
 from datastore.models.errors import ModelError, ModelNotFound, SourceChanged, SourceInvalid, VersionDamaged
 from datastore.models.manifest import Entry, Lineage, VersionManifest, check_entries, digest_of, of_entries
 from datastore.models.names import check_model
@@ -312,7 +312,10 @@ class _Attempt:
 
 
 def _scan(source: ReadableTree) -> list[Node]:
-    nodes = sorted(source.scan(), key=lambda node: node.path)
+    try:
+        nodes = sorted(source.scan(), key=lambda node: node.path)
+    except NotFound as error:
+        raise SourceInvalid(str(error)) from error
     if not nodes:
         raise SourceInvalid(f"{source.location}: is empty, there is nothing to save")
     try:

@@ -14,6 +14,7 @@ from datastore.cli.model.oncluster import export_on_cluster
 from datastore.cli.model.places import Endpoint, File, Store, open_store, open_target
 from datastore.cli.model.show import Reference
 from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.errors import AlreadyExists
 from datastore.models.exporting import export_directory, export_tar, export_tree
 from datastore.models.manifest import VersionManifest
 from datastore.models.names import parse_reference
@@ -22,6 +23,10 @@ from datastore.models.progress import Progress
 from datastore.models.registry import Models
 from datastore.models.repeatable import export_tar_file
 from datastore.units import format_count, format_size
+
+_ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".7z")
+"""Endings of files that no export makes."""
+_REMOTE = ("s3://", "datastore://")
 
 
 def export_command(
@@ -66,6 +71,7 @@ def export_command(
 ) -> None:
     """Copy a version to another place. Every byte is compared with what was saved."""
     asked = parse_reference(reference)
+    _check_target(target, cluster)
     if cluster:
         export_on_cluster(asked, target, namespace, wait, progress)
         return
@@ -81,13 +87,29 @@ def export_command(
         def layout(told: Progress) -> VersionManifest:
             return export_layout(models, asked.model, number, _path(target.removeprefix("oci:")), told, base=base)
 
-        if target.startswith(("s3://", "datastore://")):
-            with open_target(target, file, endpoint) as tree:
-                manifest = run(lambda told: export_tree(models, asked.model, number, tree, told), progress)
-        else:
-            manifest = run(layout if target.startswith("oci:") else job, progress)
+        try:
+            if target.startswith(_REMOTE):
+                with open_target(target, file, endpoint) as tree:
+                    manifest = run(lambda told: export_tree(models, asked.model, number, tree, told), progress)
+            else:
+                manifest = run(layout if target.startswith("oci:") else job, progress)
+        except AlreadyExists as error:
+            raise typer.BadParameter(str(error)) from error
     size = f"{format_count(manifest.files, 'file')}, {format_size(manifest.size_bytes)}, {manifest.digest}"
     note(f"{asked.model}:{number} is at {target}: {size}")
+
+
+def _check_target(target: str, cluster: bool) -> None:
+    """Errors: typer.BadParameter for the name of a file that an export can't make; it would become a directory."""
+    if target.startswith("oci:"):
+        return
+    if target.lower().endswith(_ARCHIVES):
+        raise typer.BadParameter(f"{target}: an export is a directory, FILE.tar, which is not compressed, or oci:DIR")
+    if target.startswith(_REMOTE) and target.endswith(".tar") and not cluster:
+        raise typer.BadParameter(
+            f"{target}: a tar file is written to this machine; export to FILE.tar and copy that, or let a Job of the "
+            "cluster write it (--cluster)"
+        )
 
 
 def _export(models: Models, model: str, number: int, target: str, told: Progress) -> VersionManifest:

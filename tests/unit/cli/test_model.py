@@ -81,7 +81,7 @@ def test_every_export_can_be_imported(here: Path, cli: Cli, form: str) -> None:
     assert json.loads(done.out)["digest"] == digest_of(here)
     refused = cli("model", "export", "digits", form)
     if not form.startswith("datastore:"):
-        assert refused.code == 4
+        assert refused.code == 2
         assert "is there already" in refused.err
 
 
@@ -175,7 +175,9 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
     [
         (["save", "Digits", "--from", "runs/7"], 2, "can't be the name of a model"),
         (["save", "digits", "--from", "run/7"], 2, "holds no Datastore 'run'; did you mean runs?"),
-        (["save", "digits", "--from", "runs/8"], 4, "runs/8: there is no such directory"),
+        (["save", "digits", "--from", "runs/8"], 2, "runs/8: there is no such directory"),
+        (["save", "digits", "--from", "./p.yaml"], 2, "p.yaml: is no directory; give the directory that it is in"),
+        (["import", "digits", "p.yaml"], 2, "p.yaml: is no directory; give the directory that it is in"),
         (["save", "digits", "--from", "runs/../models"], 4, "'.' and '..' lead nowhere"),
         (["save", "digits", "--from", "runs/7", "--label", "x"], 2, "write NAME=VALUE"),
         (["show", "digits"], 1, "has no version of a model digits"),
@@ -184,6 +186,9 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["tag", "digits:1", "latest"], 2, "always means the newest version"),
         (["list", "--store", "other"], 2, "holds no Datastore 'other'"),
         (["export", "digits", "out", "--base", "x"], 2, "--base is for oci:DIR"),
+        (["export", "digits", "out.zip"], 2, "out.zip: an export is a directory, FILE.tar, which is not compressed"),
+        (["export", "digits", "big.tar.gz"], 2, "big.tar.gz: an export is a directory, FILE.tar"),
+        (["export", "digits", "s3://bucket/out.tar"], 2, "out.tar: a tar file is written to this machine"),
         (["gc", "--older-than", "soon"], 2, "must be a duration"),
     ],
 )

@@ -561,8 +561,18 @@ class TestServersWithoutConditions:
 
     def test_a_store_of_a_later_release_is_left_alone(self, home: Home, source: Path) -> None:
         home.put(MARKER, b'{"format": "datastore.dev/model-store/v2"}')
-        with pytest.raises(Unsupported, match="another layout"):
+        said = rf"{MARKER}: says .* another layout .*: datastore\.dev/model-store/v2; use the release"
+        with pytest.raises(Unsupported, match=said):
             saved(home.models(), source)
+
+    def test_a_damaged_layout_is_named_by_its_file(self, home: Home, source: Path) -> None:
+        """Removed, it is made again."""
+        home.put(MARKER, b"junk")
+        with pytest.raises(Unsupported, match=rf"{MARKER}: is damaged, .* remove that file") as refused:
+            saved(home.models(), source)
+        assert "b'" not in str(refused.value)
+        home.models().storage.remove(MARKER)
+        assert saved(home.models(), source) == 1
 
 
 def interrupted(*_: object) -> None:

@@ -188,7 +188,10 @@ class TestWhatIsRefused:
     def test_nothing(self, home: Home, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         self.refused(home, DirectoryTree(tmp_path / "empty"), "is empty")
-        self.refused(home, DirectoryTree(tmp_path / "none"), "no such directory", StoreError)
+        self.refused(home, DirectoryTree(tmp_path / "none"), "no such directory")
+        (tmp_path / "file").write_bytes(b"x")
+        self.refused(home, DirectoryTree(tmp_path / "file"), "file: is no directory; give the directory that it is in")
+        self.refused(home, home.data("none"), "no such directory|is nothing")
 
     @promise("S-379")
     def test_links_out_of_the_datastore(self, home: Home, source: Path) -> None:
