@@ -59,11 +59,12 @@ def _unmount(record: MountRecord, watch: SignalWatch, force: bool, timeout_s: fl
 
 
 def _unmount_all(force: bool, timeout_s: float | None) -> ExitCode:
-    """Unmount one mount after the other, within timeout_s in all; print each failure, return the first one's code."""
+    """Unmount one mount after the other, within timeout_s in all; print each failure, return the first one's code.
+    A mount below another one goes first: until then the other one is busy."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     code = ExitCode.OK
     with watching() as watch:
-        for record in all_records():
+        for record in reversed(all_records()):  # they are sorted by mount point
             if record.ended:
                 continue  # it is unmounted already; only changes that could not be uploaded are left
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -307,6 +307,16 @@ def test_all_are_unmounted_and_each_failure_is_said(
     assert cli("umount", "--all").code == 0
 
 
+def test_of_all_mounts_one_below_another_is_unmounted_first(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+    """The other one would be busy; a mount beside it, whose path sorts between the two, makes no difference."""
+    places = [tmp_path / "d", tmp_path / "d" / "below", tmp_path / "d-beside"]
+    for place in places:
+        assert cli("mount", manifest, "digits", place).code == 0
+    told = cli("umount", "--all").err.splitlines()
+    assert sorted(told) == [f"digits is unmounted from {place}" for place in sorted(places, key=str)]
+    assert told.index(f"digits is unmounted from {places[1]}") < told.index(f"digits is unmounted from {places[0]}")
+
+
 @pytest.mark.parametrize("arguments", [(), ("digits", "--all")])
 def test_umount_takes_one_mount_or_all(cli: Cli, arguments: tuple[str, ...]) -> None:
     done = cli("umount", *arguments)
