@@ -30,6 +30,7 @@ from datastore.secret import Secret
 from tests.adapter import open_adapter
 from tests.authority import HERE, Authority
 from tests.contract.conftest import location_of
+from tests.promises import promise
 from tests.servers import Server, free_port, make_bucket, run_minio, run_versitygw
 from tests.unit.store.scripted import SILENCE, ScriptedServer, http
 
@@ -158,6 +159,12 @@ def test_a_web_server_is_no_s3_server(answer: bytes) -> None:
     with ScriptedServer([answer] * 2) as web:
         words = "spec.s3.endpoint", "does not answer like an S3 server"
         refused(of_nobody(web, create=True), InvalidRequest, *words)
+
+
+@promise("S-200")
+def test_an_endpoint_that_redirects_to_https_is_named() -> None:
+    with ScriptedServer([http(301, b"<html>Moved</html>", "Location: https://s3.lab.example/data")] * 2) as web:
+        refused(of_nobody(web), InvalidRequest, "spec.s3.endpoint", "redirects to https://s3.lab.example, ")
 
 
 def test_a_credential_helper_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,10 @@ _WRITES = frozenset({"PUT", "POST"})
 _UNSIGNED = frozenset({"range", "if-match"})
 """Headers that a signature need not cover: it has to cover `host` and `x-amz-*` (SigV4, canonical headers)."""
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PLACE = re.compile(
+    r"(https?://)((?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::[0-9]{1,5})?)(?:[/?#]|\Z)", re.IGNORECASE
+)
+"""Scheme and host at the start of a URL."""
 
 
 class Caller:
@@ -152,6 +156,7 @@ class Caller:
             request_id=said.request_id or headers.get("x-amz-request-id", ""),
             region=_region(headers.get("x-amz-bucket-region", ""))
             or _region("" if answer.status == 403 else said.region),
+            redirect=_place(headers.get("location", ""), self.endpoint),
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
             if_match="if-match" in request.headers and request.method in _WRITES,
@@ -239,3 +244,13 @@ def gather(
 def _region(said: str) -> str:
     """Return the region that a server named, or '' if that is no name: on AWS it becomes a part of the host's name."""
     return said if _REGION.fullmatch(said) else ""
+
+
+def _place(said: str, endpoint: Endpoint) -> str:
+    """Return scheme and host of the URL that a server redirects to, without the bucket where that is a part of the
+    host's name; '' if the text is no such URL. It is shown to the user and never followed (S-200)."""
+    found = _PLACE.match(said)
+    if found is None:
+        return ""
+    scheme, host = found.groups()
+    return scheme + (host if endpoint.path_style else host.removeprefix(f"{endpoint.bucket}."))

@@ -36,7 +36,7 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
     e.WrongRegion: (
         "the bucket lives in another region",
         "PermanentRedirect TemporaryRedirect Redirect IncorrectEndpoint IllegalLocationConstraintException"
-        " InvalidRegion 301 307 308",
+        " InvalidRegion",
     ),
     e.ClockSkew: (
         "this machine's clock and the server's differ too much: set the clock",
@@ -84,6 +84,8 @@ assert len(MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """Raised by the ssl module when the other side ends the connection; TLS and its settings are not at fault."""
 
+_REDIRECTS = range(300, 400)
+"""Statuses that send the client elsewhere: to the bucket's region if S3 says them, else mostly from http to https."""
 _SKEW_TAKEN_S = 15 * 60
 """The clock skew that S3 accepts, in seconds; an answer to a HEAD can't say that the skew was larger."""
 _NAME_MAX_BYTES = 255
@@ -101,7 +103,8 @@ _LOCK_WORDS = ("protected by object lock", "worm protected")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A parsed error answer, with what was asked.
-    region: where the bucket is, if the server says so; skew_s: the server's clock minus this machine's, in seconds."""
+    region: where the bucket is, if the server says so; redirect: scheme and host to which it redirects, or '' if it
+    names none; skew_s: the server's clock minus this machine's, in seconds."""
 
     method: str
     key: str
@@ -110,6 +113,7 @@ class Refusal:
     message: str = ""
     request_id: str = ""
     region: str = ""
+    redirect: str = ""
     access_key_id: str = ""
     if_none_match: bool = False
     if_match: bool = False
@@ -122,6 +126,8 @@ def error_class(refusal: Refusal) -> type[e.StoreError]:
     if found is None:
         found = e.ServerFault if refusal.status >= 500 else e.InvalidRequest
     if refusal.code == "AuthorizationHeaderMalformed" and (refusal.region or "region" in refusal.message):
+        return e.WrongRegion
+    if refusal.status in _REDIRECTS and refusal.region:
         return e.WrongRegion
     if found is e.PreconditionFailed and refusal.if_none_match:
         return e.AlreadyExists
@@ -198,6 +204,10 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return "the object is gone"
     if kind is e.WrongRegion and refusal.region:
         return f"the bucket lives in region {refusal.region}"
+    if kind is e.InvalidRequest and refusal.status in _REDIRECTS:
+        to = refusal.redirect
+        todo = f"if that is your S3 server, write {to} into spec.s3.endpoint" if to else "check the endpoint"
+        return f"the endpoint redirects to {to or 'another place'}, and no redirect is followed: {todo}"
     return _KINDS[kind][0] if kind in _KINDS else "the server refuses the request"
 
 

@@ -175,6 +175,43 @@ class TestRegions:
         with scripted(http(400, MALFORMED), follow=False) as (client, _), pytest.raises(WrongRegion, match=words):
             client.list_page("")
 
+    @promise("S-200")
+    @pytest.mark.parametrize("status", [301, 302, 307, 308])
+    @pytest.mark.parametrize(
+        ("location", "words"),
+        [
+            ("https://s3.lab.example/data?list-type=2", "https://s3.lab.example"),
+            ("https://s3.lab.example:8443", "https://s3.lab.example:8443"),
+            ("HTTPS://[fd00::1]/", "HTTPS://[fd00::1]"),
+            ("https://s3.lab.example@evil.example/", ""),
+            ("https://s3.lab.example\x1b[31m/", ""),
+            (f"https://{'a' * 300}.example/", ""),
+            ("/data/", ""),
+            ("ftp://s3.lab.example/", ""),
+        ],
+    )
+    def test_a_redirect_without_a_region_is_one_of_the_endpoint(self, status: int, location: str, words: str) -> None:
+        """As an ingress sends from http to https. What it names is shown only as far as it is a scheme and a host."""
+        answer = http(status, b"<html>Moved</html>", f"Location: {location}")
+        with scripted(answer) as (client, server), pytest.raises(InvalidRequest) as raised:
+            client.list_page("")
+        expected = "the endpoint redirects to another place, and no redirect is followed: check the endpoint;"
+        if words:
+            expected = (
+                f"the endpoint redirects to {words}, and no redirect is followed: if that is your S3 server, "
+                f"write {words} into spec.s3.endpoint;"
+            )
+        assert str(raised.value) == f"GET of the bucket: {expected} server says: HTTP status {status}"
+        assert len(server.requests) == 1
+
+    def test_the_bucket_is_no_part_of_the_endpoint_that_a_redirect_names(self) -> None:
+        answer = http(301, b"", "Location: https://data.s3.lab.example/")
+        with (
+            scripted(answer, endpoint="http://s3.lab.example", proxied=True) as (client, _),
+            pytest.raises(InvalidRequest, match=r"write https://s3\.lab\.example into spec\.s3\.endpoint"),
+        ):
+            client.list_page("")
+
 
 def error_of(code: str, message: str = "m") -> bytes:
     return f"\n <Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
