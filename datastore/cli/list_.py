@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, print_columns, print_json
-from datastore.cli.inspection import inspect, state_words
+from datastore.cli.inspection import inspect
 from datastore.mounting.records import all_records
+from datastore.mounting.silence import state_words
 
 _COLUMNS = ("NAME", "MOUNTPOINT", "LOCATION", "MODE", "STATE", "UNSENT", "FAILED")
 

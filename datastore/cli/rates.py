@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from datastore.cli.inspection import state_words
 from datastore.histogram import added, quantile_s
+from datastore.mounting.silence import state_words
 from datastore.units import format_size
 
 Seen = Mapping[str, Any]

@@ -11,10 +11,11 @@ import typer
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, one_line, print_columns, print_json
-from datastore.cli.inspection import complete_mounted, find, inspect, storage_words
+from datastore.cli.inspection import complete_mounted, find, inspect
 from datastore.cli.rates import short_time
 from datastore.histogram import quantile_s
 from datastore.mounting.records import all_records
+from datastore.mounting.silence import storage_words
 from datastore.units import format_duration, format_size
 
 

@@ -17,6 +17,7 @@ from datastore.mounting.errors import Unsynced
 from datastore.mounting.mountserver import end_server
 from datastore.mounting.records import MountRecord, forget, is_server, keep_unsent, remove_made
 from datastore.mounting.signals import SignalWatch
+from datastore.mounting.silence import storage_words
 
 log = logging.getLogger(__name__)
 
@@ -131,10 +132,8 @@ def dirty_of(record: MountRecord) -> list[Any]:
 
 def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
     """End a mount whose server does not answer, because it crashed, hangs or was ended. Errors: as unmount()."""
-    if record.pids and not force and dirty_of(record):
-        raise _still_mounted(record, str(error))
     if record.pids and not force:
-        raise controlclient.NotAnswering(f"{record.mountpoint}: {error}; `datastore umount --force` ends it anyway")
+        raise _not_ended(record, error)
     for pid in record.pids:
         end_server(pid)
     if not directory.is_of_another(record):
@@ -150,6 +149,21 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
             f"on disk; {_later(record)}"
         )
     forget(record)
+
+
+def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
+    """Return the error of an unmount to which the server gave no answer in time. Where the server answers other
+    requests, it is not at fault: its storage is, or what is to be uploaded takes longer."""
+    why = str(error)
+    try:
+        told = controlclient.status(record.state_dir)
+        dirty = told.get("dirty")
+        why = storage_words(told) or ("the uploads have not ended in time" if dirty else why)
+    except controlclient.NotAnswering:
+        dirty = unsent.unsent_files(record.state_dir)
+    if dirty:
+        return _still_mounted(record, why)
+    return controlclient.NotAnswering(f"{record.mountpoint}: {why}; `datastore umount --force` ends it anyway")
 
 
 def _still_mounted(record: MountRecord, why: str) -> Unsynced:

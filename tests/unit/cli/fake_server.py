@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "lost")
+MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "lost", "stalled")
 PATIENCE_S = 300.0
 """Nobody is there any more: a test that failed must not leave us behind."""
 
@@ -75,6 +75,9 @@ def answer_one(mode: str, spec: dict[str, Any], state_dir: Path, listener: socke
             asked.write(json.dumps(request) + "\n")
         if mode == "mute":
             time.sleep(PATIENCE_S)
+        if mode == "stalled" and request["op"] == "stop" and not request["force"]:
+            stream.read()  # until the command gives up
+            return True
         going_on = True
         for answer in answers(mode, spec, request):
             stream.write(json.dumps(answer).encode() + b"\n")
@@ -87,7 +90,9 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     dirty = [{"path": "a/b.txt", "bytes": 2048, "since": time.time() - 60, "error": "403 AccessDenied"}]
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
-        return [{**told, "dirty": dirty if mode == "unsynced" else []}]
+        if mode == "stalled":
+            told["storage"] = json.loads(os.environ["FAKE_STORAGE"])
+        return [{**told, "dirty": dirty if mode in ("unsynced", "stalled") else []}]
     if operation == "warm":
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}

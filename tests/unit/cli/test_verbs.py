@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import stat
 from pathlib import Path
@@ -377,6 +378,37 @@ def test_a_server_that_hangs_is_ended_by_force_only(
     assert json.loads(cli("list", "-o", "json").out)[0]["state"] == "not answering"
     assert cli("umount", "output", "--force").code == 0
     assert cli("list", "-o", "json").out == "[]\n"
+
+
+@promise("S-196")
+@pytest.mark.parametrize(
+    ("storage", "why"),
+    [
+        (
+            {"since": 0, "lastAsked": 1e12, "error": "GET x: connection refused"},
+            r"storage has not answered since 1970-.*: GET x: connection refused",
+        ),
+        ({}, "the uploads have not ended in time"),
+    ],
+)
+def test_an_unmount_that_takes_too_long_names_the_storage(
+    cli: Cli,
+    manifest: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    storage: dict[str, object],
+    why: str,
+) -> None:
+    """And not the mount server, which answers everything else."""
+    monkeypatch.setenv("FAKE_MODE", "stalled")
+    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
+    cli("mount", manifest, "output", tmp_path / "d")
+    done = cli("umount", "output", "--timeout", "200ms")
+    assert done.code == 6
+    assert re.match(
+        f"error: {tmp_path}/d: still mounted, because not everything is uploaded: {why}; `datastore unsent", done.err
+    )
+    assert cli("umount", "output", "--force").code == 0
 
 
 def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(

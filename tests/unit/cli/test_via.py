@@ -11,6 +11,7 @@ import pytest
 from datastore import mountinfo, nfsclient
 from datastore.cli import inspection
 from datastore.mountinfo import Mount
+from datastore.mounting import silence
 from datastore.mounting.records import MountRecord
 from tests.promises import promise
 
@@ -68,5 +69,5 @@ def test_since_when_a_mount_of_the_kernel_is_silent_is_not_made_up(monkeypatch: 
     monkeypatch.setattr(nfsclient, "silent", lambda _mount: "the NFS server 10.99.0.77 does not answer")
     seen = inspection.inspect(record("nfs://10.99.0.77/srv", "nfs"))
     assert "since" not in seen["storage"]
-    assert inspection.state_words(seen) == f"{seen['state']}, storage does not answer"
-    assert inspection.storage_words(seen) == "storage does not answer: the NFS server 10.99.0.77 does not answer"
+    assert silence.state_words(seen) == f"{seen['state']}, storage does not answer"
+    assert silence.storage_words(seen) == "storage does not answer: the NFS server 10.99.0.77 does not answer"
