@@ -13,7 +13,8 @@
                                       mount namespace: it goes on there. asked: CLOCK_MONOTONIC at which the time
                                       begins; without it the time begins when the request is read
 
-The socket has mode 0600, its directory 0700. Every operation has a deadline; CLIENTS may be connected at a time.
+The socket has mode 0600, its directory 0700. Every operation has a deadline, after which the answer is not ok and says
+"late": true; the operation goes on. CLIENTS may be connected at a time.
 Threads: those of UnixListener, and one for each operation.
 """
 
@@ -109,7 +110,7 @@ class ControlServer:
             try:
                 answer = lines.get(timeout=max(0.0, end - time.monotonic()))
             except Empty:
-                yield failed(f"{request['op']} took longer than {deadline_s:.0f} s")
+                yield {**failed(f"{request['op']} took longer than {deadline_s:.0f} s"), "late": True}
                 return
             yield answer
             if "ok" in answer:

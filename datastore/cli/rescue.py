@@ -18,6 +18,7 @@ from datastore.mounting import unsent
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import Interrupted, watching
+from datastore.mounting.silence import storage_words
 from datastore.units import format_size
 
 DISCARD_TIMEOUT_S = 60.0
@@ -130,6 +131,8 @@ def _discard(record: MountRecord, path: str) -> None:
         with controlclient.connected(record.state_dir) as connection:
             connection.send({"op": "discard", "path": path})
             answer = connection.receive(DISCARD_TIMEOUT_S) or {}
+        if answer.get("late") is True:
+            raise _undecided(record, path)
         if answer.get("ok") is not True:
             raise DatastoreError("; ".join(map(str, answer.get("errors", []))) or f"{path} could not be discarded")
         count = int(answer.get("discarded", 0))
@@ -142,3 +145,16 @@ def _discard(record: MountRecord, path: str) -> None:
             f"{path}: nothing of this path was refused, or it is still open; see datastore unsent {record.name}"
         )
     note(f"{path} is discarded")
+
+
+def _undecided(record: MountRecord, path: str) -> DatastoreError:
+    """Return the error of a discard that the server has not done in time: it does not drop what is just being sent."""
+    try:
+        silent = storage_words(controlclient.status(record.state_dir))
+    except controlclient.NotAnswering:
+        silent = ""
+    return DatastoreError(
+        f"{path}: is not discarded yet, as an upload or a rename of it is under way{f' ({silent})' if silent else ''}; "
+        f"if that fails, the file is discarded then; if it succeeds, the file is in the storage, and you can remove it "
+        f"there; `datastore unsent {record.mountpoint}` lists it until then"
+    )

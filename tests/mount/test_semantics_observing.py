@@ -214,3 +214,22 @@ def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(breaking: Br
         eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")
         assert (mount.path / "cold").read_bytes() == b"never read before"
         assert (mount.path / "file").read_bytes() == b"content"
+
+
+@promise("S-196")
+@pytest.mark.timeout(300)
+def test_a_discard_that_has_to_wait_says_for_what_and_what_becomes_of_it(breaking: Breaking) -> None:
+    """A file whose upload is under way is not dropped: here it succeeds in the end."""
+    with breaking() as (storage, mount), ThreadPoolExecutor(1) as pool:
+        file = (mount.path / "file").open("wb", buffering=0)
+        file.write(b"content")
+        storage.freeze()
+        closing = pool.submit(file.close)
+        eventually(lambda: bool(mount.told()["storage"]), "the mount server has noticed that its storage is silent")
+        done = mount.command("unsent", "--discard", "file", mount.path)
+        assert done.returncode == 1
+        why = "an upload or a rename of it is under way (storage has not answered since "
+        assert done.stderr.startswith(f"error: file: is not discarded yet, as {why}")
+        storage.thaw()
+        closing.result(60)
+        assert mount.objects.get("file") == b"content"

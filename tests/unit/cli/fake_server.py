@@ -97,6 +97,8 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}
         return [*({"progress": step} for step in steps), failed if mode == "unsynced" else {"ok": True}]
+    if operation == "discard" and mode == "stalled":
+        return [{"ok": False, "late": True, "errors": ["discard took longer than 5 s"]}]
     if operation == "flush" and mode == "unsynced":
         return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]
     if operation == "stop" and mode == "busy" and request["detach"]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -167,6 +168,29 @@ def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, t
         assert journal.execute("select count(*) from unsent").fetchone() == (3,)
     last = (state_dir / "asked").read_text().splitlines()[-1]
     assert json.loads(last) == {"op": "discard", "path": "d/c.txt"}
+
+
+@promise("S-47", "S-196")
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ({"since": 0, "lastAsked": 1e12, "error": "refused"}, r" \(storage has not answered since 1970-.*: refused\)"),
+        ({}, ""),
+    ],
+)
+def test_a_discard_that_has_to_wait_says_why(
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: dict[str, object], words: str
+) -> None:
+    monkeypatch.setenv("FAKE_MODE", "stalled")
+    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
+    cli("mount", manifest, "output", tmp_path / "d")
+    refused = cli("unsent", "output", "--discard", "a/b.txt")
+    assert refused.code == 1
+    assert re.match(
+        f"error: a/b.txt: is not discarded yet, as an upload or a rename of it is under way{words}; if that fails, ",
+        refused.err,
+    )
+    assert refused.err.endswith(f"`datastore unsent {tmp_path}/d` lists it until then\n")
 
 
 @promise("S-47")
