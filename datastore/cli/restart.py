@@ -9,7 +9,7 @@ import time
 from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import note
-from datastore.cli.inspection import SUPERVISOR_DIED, find
+from datastore.cli.inspection import SERVER_DIED, SUPERVISOR_DIED, find
 from datastore.errors import DatastoreError, MountFailed
 from datastore.mounting.records import MountRecord, is_server, read_record
 
@@ -39,9 +39,7 @@ def _check(record: MountRecord) -> None:
     if not is_server(record.supervisor_pid) and is_server(record.server_pid):
         raise MountFailed(f"{record.mountpoint}: {SUPERVISOR_DIED}")
     if not is_server(record.supervisor_pid):
-        raise controlclient.NotAnswering(
-            f"{record.mountpoint}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
-        )
+        raise controlclient.NotAnswering(f"{record.mountpoint}: {SERVER_DIED}")
     if record.transport == "libfuse":
         raise MountFailed(f"{record.mountpoint}: {LIBFUSE}. Unmount and mount again instead")
     if not record.upgradable:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from datastore import controlclient
 from datastore.cli.arguments import Target
 from datastore.cli.console import diagnostics, note
-from datastore.cli.inspection import containing, find
+from datastore.cli.inspection import SERVER_DIED, containing, find
 from datastore.errors import DatastoreError, error_named
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import Interrupted, watching
@@ -30,6 +30,10 @@ def warm_command(
     record, inner = _locate(target, path)
     if record.in_kernel:
         raise DatastoreError(f"{record.mountpoint} is served by the kernel alone, there is nothing to fetch")
+    if record.ended:
+        raise DatastoreError(f"{record.mountpoint}: is not mounted; mount it there again, then its cache can be filled")
+    if not record.pids:
+        raise controlclient.NotAnswering(f"{record.mountpoint}: {SERVER_DIED}")
     started = time.monotonic()
     last = _follow(record, inner)
     files, size = _number(last, "done_files"), format_size(_number(last, "done_bytes"))

@@ -427,10 +427,13 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
         ("b.txt", 1024, "403 AccessDenied"),
     ]
     assert "output at" in cli("doctor").out
+    crashed = f"{tmp_path}/d: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
+    assert cli("warm", "output") == (1, "", f"error: {crashed}\n")
     ended = cli("umount", "output")
     assert ended.code == 6
     assert "2 changed files are not uploaded; they are kept on disk" in ended.err
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "2", "1"]
+    assert cli("warm", "output").err.startswith(f"error: {tmp_path}/d: is not mounted; mount it there again")
     # The next mount at the same place finds the same state directory.
     assert cli("mount", manifest, "output", tmp_path / "d").code == 0
     assert list(root.iterdir()) == [state_dir]
