@@ -83,17 +83,18 @@ _NO_FACTS = ("dirty", "name", "requests", "latency", "store")
 def _text(seen: Mapping[str, Any]) -> str:
     facts = {key: value for key, value in seen.items() if key not in _NO_FACTS}
     lines = [f"{seen['name']}"]
-    lines += [
-        f"  {key}: {one_line(_value(key, value))}" for key, value in facts.items() if value not in (None, "", {}, [])
-    ]
+    lines += [f"  {key}: {one_line(text)}" for key, value in facts.items() if (text := _value(key, value))]
     return "\n".join(lines) + "\n"
 
 
 def _value(key: str, value: object) -> str:
+    """Return the text of a field; '' if there is nothing in it. Empty fields of a field are left out."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_value(inner, each)}" for inner, each in value.items())
+        return ", ".join(f"{inner} {text}" for inner, each in value.items() if (text := _value(inner, each)))
     if isinstance(value, list):
         return ", ".join(_value(key, each) for each in value)
     if isinstance(value, int) and key.lower().endswith(("bytes", "limit")):

@@ -90,6 +90,7 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     dirty = [{"path": "a/b.txt", "bytes": 2048, "since": time.time() - 60, "error": "403 AccessDenied"}]
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
+        told["unsent"] = {"files": 0, "bytes": 0, "failed": 0, "error": ""}
         if mode == "stalled":
             told["storage"] = json.loads(os.environ["FAKE_STORAGE"])
         return [{**told, "dirty": dirty if mode in ("unsynced", "stalled") else []}]

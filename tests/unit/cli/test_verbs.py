@@ -249,6 +249,7 @@ def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
     text = cli("status", "-v", mounted).out
     assert "  cache: bytes 1.5 KiB, limit 10 GiB\n" in text
     assert "  path: read fast\n" in text
+    assert "  unsent: files 0, bytes 0 B, failed 0\n" in text, "without the error that there is not"
     assert len(json.loads(cli("status", "-o", "json").out)) == 1
 
 
