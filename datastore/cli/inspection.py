@@ -42,6 +42,7 @@ def inspect(record: MountRecord) -> dict[str, Any]:
         "location": record.location,
         "readOnly": record.read_only,
         "state": state,
+        "stateDir": str(record.state_dir),
         "via": via(record),
     }
     extra = {key: value for key, value in told.items() if key not in own and key not in ("ok", "detached")}

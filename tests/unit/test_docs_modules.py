@@ -1,4 +1,4 @@
-"""The pages about the code name modules that are there."""
+"""The pages name modules, and verbs of the command, that are there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from datastore.cli.app import VERBS
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("", "datastore/", "datastore/fuse/", "datastore/csi/")
 NAMED = re.compile(r"`([a-z0-9_]+(?:/[a-z0-9_]+)+(?:\.py)?/?|[a-z0-9_]+\.py|datastore(?:\.[a-z0-9_]+)+)`")
 """`kernel/session`, `fuse/errnos.py`, `reply.py`, `datastore.listening`."""
+VERB = re.compile(r"`datastore ([a-z][a-z-]*)")
 
 
 def exists(name: str, beside: str) -> bool:
@@ -30,3 +33,10 @@ def test_every_module_that_a_page_names_exists(page: str) -> None:
                 missing.append(name)
             beside = str(Path(name).parent) if "/" in name else beside
     assert not missing, f"docs/{page} names what is not there: {', '.join(missing)}"
+
+
+def test_every_verb_that_a_page_names_exists() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {(verb, page.name) for page in pages for verb in VERB.findall(page.read_text())}
+    assert {verb for verb, _ in named} >= {"mount", "status"}
+    assert [(verb, page) for verb, page in sorted(named) if verb not in VERBS] == []

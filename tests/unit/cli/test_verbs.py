@@ -240,7 +240,7 @@ def test_list_shows_what_is_mounted(cli: Cli, mounted: Path) -> None:
     assert row.split() == ["digits", str(mounted), "s3://digits/", "ro", "mounted", "0", "0"]
 
 
-def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
+def test_status_shows_what_the_server_says(cli: Cli, root: Path, mounted: Path) -> None:
     told = json.loads(cli("status", "digits", "-o", "json").out)
     assert (told["state"], told["cache"], told["dirty"]) == ("mounted", {"bytes": 1536, "limit": 10 << 30}, [])
     short = f"digits\n  mounted at {mounted}, read-only, from s3://digits/\n"
@@ -249,6 +249,7 @@ def test_status_shows_what_the_server_says(cli: Cli, mounted: Path) -> None:
     text = cli("status", "-v", mounted).out
     assert "  cache: bytes 1.5 KiB, limit 10 GiB\n" in text
     assert "  path: read fast\n" in text
+    assert f"  stateDir: {state_of(root, 'digits')}\n" in text
     assert "  unsent: files 0, bytes 0 B, failed 0\n" in text, "without the error that there is not"
     assert len(json.loads(cli("status", "-o", "json").out)) == 1
 
