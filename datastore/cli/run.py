@@ -64,6 +64,13 @@ def run_command(
     manifest = load(file)
     wanted = [_parse_mount(each) for each in mount or []]
     chosen: list[tuple[Datastore, str]] = [(manifest.pick(name), real_path(place)) for name, place in wanted]
+    for at, (datastore, mountpoint) in enumerate(chosen):
+        if mountpoint in [other for _, other in chosen[:at]]:
+            raise typer.BadParameter(
+                f"{datastore.name} can't be mounted at {mountpoint}, where another --mount of this command is; "
+                "give each a directory of its own",
+                param_hint="--mount",
+            )
     options = mount_options(read_only, allow_other, transport, uid=uid, gid=gid, umask=umask)
     records: list[MountRecord] = []
     with watching() as watch:
@@ -87,8 +94,11 @@ def _parse_mount(text: str) -> tuple[str, str]:
     return name, place
 
 
-def run_to_the_end(command: list[str], watch: SignalWatch, variables: Mapping[str, str] | None = None) -> int:
-    """Run a command and pass signals on; return its exit code, 128 + N after signal N. variables: extra environment."""
+def run_to_the_end(
+    command: list[str], watch: SignalWatch, variables: Mapping[str, str] | None = None, begun: str = ""
+) -> int:
+    """Run a command and pass signals on; return its exit code, 128 + N after signal N. variables: extra environment.
+    begun: what the user is told once the command has started."""
     try:
         process = subprocess.Popen(command, env={**os.environ, **(variables or {})})
     except FileNotFoundError as error:
@@ -98,6 +108,8 @@ def run_to_the_end(command: list[str], watch: SignalWatch, variables: Mapping[st
     except OSError as error:
         fail(f"{command[0]}: can't be executed: {error.strerror}")
         return ExitCode.NOT_EXECUTABLE
+    if begun:
+        note(begun)
     while (code := process.poll()) is None:
         if (signum := watch.take()) is not None:
             if not (signum == signal.SIGINT and _terminal_sends_sigint()):

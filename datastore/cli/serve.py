@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -85,6 +86,7 @@ def serve_command(
     """
     asked = parse_reference(reference)
     listens = port or DEFAULT_PORTS[protocol]
+    _check_free(listens)
     with open_store(file, store) as opened:
         number = opened.models.resolve(asked)
         manifest, damages = run(lambda told: verify(opened.models, asked.model, number, told), progress)
@@ -118,13 +120,16 @@ def _run(
             record = lifecycle.mount(opened.manifest, datastore, str(place), options, watch)
             try:
                 watch.check()
-                note(f"{model}:{number} ({manifest.digest}) is served on port {port}; Ctrl-C ends it")
-                code = run_to_the_end(server.command, watch, {
+                variables = {
                     "DATASTORE_MODEL": model,
                     "DATASTORE_MODEL_VERSION": str(number),
                     "DATASTORE_MODEL_PATH": str(place),
                     "DATASTORE_PORT": str(port),
-                })  # fmt: skip
+                }
+                begun = (
+                    f"the server of {model}:{number} ({manifest.digest}) has started, for port {port}; Ctrl-C ends it"
+                )
+                code = run_to_the_end(server.command, watch, variables, begun)
             finally:
                 ended = unmount_all([record], watch)
     finally:
@@ -132,6 +137,17 @@ def _run(
             if each.is_dir() and not os.path.ismount(each):
                 each.rmdir()
     return code or ended
+
+
+def _check_free(port: int) -> None:
+    """Errors: DatastoreError if another program listens on the port."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:  # others, as of a port that only root may use, are the server's to tell
+            raise DatastoreError(
+                f"another program on this machine listens on port {port}; name another port with --port"
+            ) from error
 
 
 @contextmanager

@@ -50,8 +50,9 @@ def _refuse_mounted(mountpoint: str) -> None:
     record = record_at(mountpoint)
     if record and (record.pids or record.in_kernel):
         what = (
-            f"Datastore {record.name} is mounted there already; `datastore umount {mountpoint}` ends it, "
-            "and `mount --replace` mounts another one in its place"
+            f"Datastore {record.name} is mounted there already; choose another directory, or, if no `datastore run` "
+            f"or job uses it, end it with `datastore umount {mountpoint}`; `mount --replace` mounts another one in its "
+            "place"
         )
     elif record:
         what = (

@@ -107,6 +107,12 @@ class Connection:
         self._beginning = threading.Lock()
         """A call begins before stop(), which cancels it, or not at all, so that no thread waits for a stopped loop."""
 
+    @property
+    def _server(self) -> str:
+        """The server in messages. Port 22 is left out: the user's SSH configuration may put another in its place."""
+        port = "" if self.location.port == 22 else f", port {self.location.port},"
+        return f"the SSH server {self.location.host}{port}"
+
     # -- for callers on any thread
 
     def start(self, *, wait: bool) -> None:
@@ -170,7 +176,7 @@ class Connection:
                     return await call(sftp, repeated)
             except TimeoutError:
                 raise self._failure or DeadlineExceeded(
-                    f"the SSH server {self.location.host} did not answer for {self.outage_s:.0f} s"
+                    f"{self._server} did not answer for {self.outage_s:.0f} s"
                 ) from None
             except BROKEN as error:
                 self._lost(sftp, error)
@@ -208,7 +214,7 @@ class Connection:
     async def _connect(self) -> asyncssh.SFTPClient:
         """Open a new session. Errors: StoreError that says why that failed, and what to do."""
         watch = _Watch()
-        server = f"the SSH server {self.location.host}"
+        server = self._server
         ssh = None
         try:
             async with asyncio.timeout(2 * CONNECT_S):
@@ -250,7 +256,7 @@ class Connection:
         if self._sftp is not sftp:
             return
         self._sftp = None
-        self._failure = Unreachable(f"the connection to the SSH server {self.location.host} is lost: {error}")
+        self._failure = Unreachable(f"the connection to {self._server} is lost: {error}")
         self.metrics.silence.failed(self._failure)
         log.warning("the connection is lost", extra=fields(server=self.location.host, why=str(error)))
         if self._ssh is not None:

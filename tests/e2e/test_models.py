@@ -141,7 +141,7 @@ def test_a_version_is_served_on_this_machine_until_ctrl_c(laptop: Laptop) -> Non
         code = serving.wait(120)
     said = (laptop.folder / "serve.log").read_text()
     assert code == 0, said
-    assert f"is served on port {port}" in said
+    assert f"has started, for port {port}; Ctrl-C ends it" in said
     assert list(scratch.iterdir()) == []
     assert "digits-1" not in laptop.client.run("list").stdout
 

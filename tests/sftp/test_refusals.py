@@ -57,7 +57,7 @@ def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
     with running(clean_environment, more="") as server:
         assert "shows no files by SFTP" in refused(server, clean_environment)
         server.stop()
-        assert "can't be reached" in refused(server, clean_environment)
+        assert f"the SSH server 127.0.0.1, port {server.port}, can't be reached" in refused(server, clean_environment)
 
 
 @promise("S-278")

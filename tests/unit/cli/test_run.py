@@ -95,6 +95,14 @@ def test_a_mount_that_fails_takes_the_others_with_it(cli: Cli, root: Path, manif
     assert [each["op"] for each in asked(root, "digits")] == ["stop"]
 
 
+def test_two_mounts_at_one_directory_mount_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+    mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"output={tmp_path}/x/../d"]
+    done = cli("run", "-f", manifest, *mounts, "--", "true")
+    assert done.code == 2
+    assert f"output can't be mounted at {tmp_path}/d, where another --mount of this command is" in done.err
+    assert not root.exists()
+
+
 @pytest.mark.parametrize("mount", ["digits", "=x", "digits="])
 def test_a_mount_is_name_and_directory(cli: Cli, manifest: Path, mount: str) -> None:
     done = cli("run", "-f", manifest, "--mount", mount, "--", "true")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
+from datastore.api.datastore import Datastore
 from datastore.cli.serve import default_server
 from datastore.errors import DatastoreError
 from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
 from datastore.models.saving import Wish, save
+from datastore.mounting import lifecycle
+from datastore.mounting.records import MountRecord
 from tests.modelstores import flip, plant
 from tests.promises import promise
+from tests.servers import free_port
 
 from .conftest import Cli
 
@@ -55,6 +60,32 @@ def test_a_damaged_version_is_not_served(here: Path, cli: Cli) -> None:
     assert "digits:1 is not served" in err
     assert "was saved with sha256" in err
     assert not (here / "served").exists()
+
+
+def test_a_port_that_is_in_use_is_said_before_anything_is_mounted(here: Path, cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = cli("serve", "digits", "--port", str(port), "--", "/bin/touch", str(here / "served"))
+    line = f"error: another program on this machine listens on port {port}; name another port with --port\n"
+    assert done == (1, "", line)
+    assert not (here / "served").exists()
+
+
+def test_a_server_that_can_not_start_is_not_said_to_serve(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mount(_manifest: object, datastore: Datastore, place: str, *_: object) -> MountRecord:
+        return MountRecord(
+            state_dir=here, name=datastore.metadata.name, mountpoint=place, location="", in_kernel="bind"
+        )
+
+    monkeypatch.setattr(lifecycle, "mount", mount)
+    missing = cli("serve", "digits", "--port", str(free_port()), "--", "nosuch")
+    assert (missing.code, "nosuch: no such command" in missing.err, "port" in missing.err) == (127, True, False)
+    port = free_port()
+    served = cli("serve", "digits", "--port", str(port), "--", "/bin/true")
+    assert served.code == 0
+    assert f"has started, for port {port}; Ctrl-C ends it\n" in served.err
 
 
 @promise("S-415")

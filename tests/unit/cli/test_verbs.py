@@ -14,6 +14,7 @@ import pytest
 
 from datastore.api.resolve import state_name
 from datastore.errors import MountFailed
+from datastore.mountinfo import Mount
 from datastore.mounting import launch, lifecycle, mountserver, mounttable, records, unmounting
 from tests.promises import promise
 
@@ -222,6 +223,18 @@ def test_a_large_specification_goes_through_the_pipe(cli: Cli, manifest: Path, t
     bundle = "-----BEGIN CERTIFICATE-----" + "x" * 65_400  # with the rest more than a pipe holds
     manifest.write_text(manifest.read_text().replace("{bucket: digits,", f"{{bucket: digits, caBundle: '{bundle}',"))
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
+
+
+def test_what_is_mounted_there_already_may_be_of_a_run(
+    cli: Cli, manifest: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not to be unmounted under the program that uses it."""
+    there = Mount("0:77", str(mounted), True, "fuse.datastore", "digits")
+    with monkeypatch.context() as seen:
+        seen.setattr(mounttable, "mounted_at", lambda _: there)
+        refused = cli("mount", manifest, "output", mounted)
+    assert refused.code == 5
+    assert "choose another directory, or, if no `datastore run` or job uses it, end it with" in refused.err
 
 
 def test_a_mount_point_must_hide_nothing(cli: Cli, manifest: Path, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from datastore.api.source import SFTPLocation
+from datastore.errors import Unreachable
 from datastore.fuse.sftp.connection import Connection
 from tests.mount.mounts import error_of
 from tests.promises import promise
+from tests.servers import free_port
 
 LIMIT_S = 60.0
 
@@ -41,3 +43,13 @@ def test_a_call_that_begins_when_the_mount_ends_is_ended_too(monkeypatch: pytest
     calling.join(LIMIT_S)
     ended.join(LIMIT_S)
     assert seen == [errno.ENOTCONN]
+
+
+@promise("S-278")
+def test_a_server_that_can_not_be_reached_is_named_with_its_port() -> None:
+    connection = Connection(SFTPLocation(host="127.0.0.1", port=free_port(), path="/p"))
+    with pytest.raises(
+        Unreachable, match=f"the SSH server 127.0.0.1, port {connection.location.port}, can't be reached"
+    ):
+        connection.start(wait=True)
+    connection.stop()
