@@ -155,6 +155,6 @@ def _undecided(record: MountRecord, path: str) -> DatastoreError:
         silent = ""
     return DatastoreError(
         f"{path}: is not discarded yet, as an upload or a rename of it is under way{f' ({silent})' if silent else ''}; "
-        f"if that fails, the file is discarded then; if it succeeds, the file is in the storage, and you can remove it "
-        f"there; `datastore unsent {record.mountpoint}` lists it until then"
+        f"if that fails, the file is discarded then unless it is open; if it succeeds, it is in the storage, where you "
+        f"can remove it; `datastore unsent {record.mountpoint}` lists it until then"
     )
