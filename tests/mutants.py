@@ -306,6 +306,7 @@ def main(arguments: Sequence[str]) -> int:
     mutants = [mutant for path in modules for mutant in mutants_of(path)]
     random.Random(given.seed).shuffle(mutants)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tempfile.tempdir = folder  # a process that tries a mutant ends without removing what its tests share
         run = MutantRun(mutants, given.seconds, Path(folder))
         kept = (f"--basetemp={folder}/tests", "-o", "tmp_path_retention_policy=failed")
         outcome = pytest.main(["-q", "-s", "-p", "no:cacheprovider", *kept, *given.tests], plugins=[run])
