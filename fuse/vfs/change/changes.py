@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datastore.errors import AlreadyExists, InvalidKey, KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
-from ...store.base import WriteOptions
+from ...store.base import ObjectVersion, WriteOptions
 from ...store.limits import key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
@@ -297,6 +297,7 @@ class Changes:
         """Keep the bytes of the node's version, unless another client has replaced it: then they can't be had any more,
         and reads are ESTALE (S-30)."""
         staged = node.staged
+        version = staged.base if staged is not None and staged.base is not None else node.version()
         needed = node.size if staged is None else staged.base_size - staged.present.total
         try:
             if needed <= self._core.settings.silly_copy_bytes or staged is not None:
@@ -304,15 +305,22 @@ class Changes:
                 await self._uploads.fill(kept, kept.missing(0, kept.size))
             else:
                 await self._keep_hidden(node)
-        except (PreconditionFailed, NotFound):
-            return
-        except FSError as error:
-            if error.errno != errno.ESTALE:
+        except (PreconditionFailed, NotFound, FSError) as error:
+            if isinstance(error, FSError) and error.errno != errno.ESTALE:
                 raise
             if staged is None:
                 await self._uploads.discard(node)
+            if await self._has(version):
+                raise
             return
         record_removed(self._core, node)
+
+    async def _has(self, version: ObjectVersion) -> bool:
+        """Return whether the store has this version, by a HEAD."""
+        try:
+            return (await self._core.store.head(version.key)).etag == version.etag
+        except NotFound:
+            return False
 
     async def _keep_hidden(self, node: Node) -> None:
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
