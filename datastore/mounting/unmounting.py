@@ -6,6 +6,7 @@ An unmount that can't upload everything raises an error, and the data is kept on
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -87,9 +88,12 @@ def _finish(record: MountRecord, answer: dict[str, Any], say: Callable[[str], No
     told = answer.get("errors")
     errors = [str(each) for each in told] if isinstance(told, list) else []
     text = "; ".join(errors) or "no reason given"
-    if (users := answer.get("detached")) or (elsewhere := answer.get("elsewhere")):
+    users, elsewhere = answer.get("detached"), answer.get("elsewhere")
+    if users or elsewhere:
         _restore_beneath(record)
         remove_made(record.made)
+    # Without its directory a mount ends in other mount namespaces, too (rmdir(2), since Linux 3.18).
+    if users or (elsewhere and os.path.lexists(record.mountpoint)):
         goes_on = users or f"{record.mountpoint} is still mounted for {elsewhere}, which has mounts of its own"
         if errors:
             raise Unsynced(
