@@ -115,10 +115,16 @@ def test_a_command_that_leaves_a_user_behind_is_detached_and_loses_nothing(mount
 
 
 @promise("S-192")
-def test_a_namespace_that_still_has_the_mount_holds_nobody_up(mount_with: Mounter) -> None:
-    """As a local job has one, where mounts are private, as in most containers. Who has it is named; its end is the
-    mount's end."""
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_namespace_that_still_has_the_mount_holds_nobody_up(mount_with: Mounter, stays: bool) -> None:
+    """As a local job has one, where mounts are private, as in most containers. If the directory stays, who has the
+    mount is named, and its end is the mount's end; if it goes, the kernel ends the mount there, too.
+    """
     with mount_with() as mount:
+        if stays:
+            assert mount.umount().returncode == 0
+            mount.path.mkdir()
+            mount.mount()
         apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo apart; exec sleep 600"]
         with subprocess.Popen(apart, stdout=subprocess.PIPE) as other:
             try:
@@ -131,7 +137,7 @@ def test_a_namespace_that_still_has_the_mount_holds_nobody_up(mount_with: Mounte
                 other.kill()
         print(f"umount, mounted elsewhere too: {took_s:.1f} s")
         assert done.returncode == 0, done.stderr
-        assert f"is still mounted for pid {other.pid} (sleep)" in done.stderr
+        assert (f"is still mounted for pid {other.pid} (sleep)" in done.stderr) == stays, done.stderr
         assert took_s < HANGS_S
         assert not os.path.ismount(mount.path)
         eventually(lambda: "work" not in mount.command("list").stdout, "the mount has ended")
