@@ -77,7 +77,7 @@ bench: setup-bench tools ## time W1 to W12, M1 and N1 beside other tools and loc
 soak: setup-bench tools ## hours of mixed work in 20 minutes while things die; SOAK='--seconds 300' for less
 	@$(PY) -m tests.soak --out bench/results/soak $(SOAK)
 
-mutants: setup ## make small changes of the engine, one at a time, for an hour, and show those that no test notices; MUTANTS='--seconds 600' for less
+mutants: setup ## make small changes of the engine, one at a time, for half an hour, and show those that no unit test notices; MUTANTS='--seconds 600' for less
 	@$(PY) -m tests.mutants $(MUTANTS)
 
 docs: setup ## write docs/reference, the CRD and the chart anew from the code

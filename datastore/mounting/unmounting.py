@@ -45,7 +45,7 @@ def unmount(
     detach: if programs use the directory, detach it as umount -l does. The programs go on, what they still write is
     uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
     timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount,
-    or when the server goes on because a process has the mount in a mount namespace of its own, as a local job has.
+    or when the server goes on for a process that still has the mount in another mount namespace, as a local job may.
     Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
     force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor detach
     is given."""
@@ -94,13 +94,13 @@ def _finish(record: MountRecord, answer: dict[str, Any], say: Callable[[str], No
         remove_made(record.made)
     # Without its directory a mount ends in other mount namespaces, too (rmdir(2), since Linux 3.18).
     if users or (elsewhere and os.path.lexists(record.mountpoint)):
-        goes_on = users or f"{record.mountpoint} is still mounted for {elsewhere}, which has mounts of its own"
+        goes_on = users or f"{record.mountpoint} is still mounted in the mount namespace of {elsewhere}"
         if errors:
             raise Unsynced(
                 f"{goes_on}; it was detached, but not everything is uploaded: {text}; it is tried until they end"
             )
         if not users:
-            say(f"{goes_on}; it is served until that ends")
+            say(f"{goes_on}; it is served until they end")
         return str(users or "")
     if answer.get("ok") is True:
         _wait_until_gone(record)

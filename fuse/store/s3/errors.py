@@ -206,8 +206,8 @@ def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
         return f"the bucket lives in region {refusal.region}"
     if kind is e.InvalidRequest and refusal.status in _REDIRECTS:
         to = refusal.redirect
-        todo = f"if that is your S3 server, write {to} into spec.s3.endpoint" if to else "check the endpoint"
-        return f"the endpoint redirects to {to or 'another place'}, and no redirect is followed: {todo}"
+        advice = f"if that is your S3 server, write {to} into spec.s3.endpoint" if to else "check the endpoint"
+        return f"the endpoint redirects to {to or 'another place'}, and no redirect is followed: {advice}"
     return _KINDS[kind][0] if kind in _KINDS else "the server refuses the request"
 
 

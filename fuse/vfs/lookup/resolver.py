@@ -51,7 +51,7 @@ class Resolver:
     def node(self, ino: Ino) -> Node:
         """Return the node of an id that the kernel sent. Errors: FSError(ESTALE)."""
         node = self._core.nodes.by_ino.get(ino)
-        if node is None or (node.gone and node.replaced_before):
+        if node is None or node.replaced_before:
             raise FSError(errno.ESTALE)
         return node
 

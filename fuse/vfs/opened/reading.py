@@ -63,7 +63,7 @@ class Reading:
                     return body
             except (PreconditionFailed, NotFound):
                 pass
-            except CorruptBody:  # or the size was wrong that the store said before
+            except CorruptBody:  # the body is wrong, or the size that the store told before was
                 if node.gone or not await self._resolver.ask_now(node) or node.version() == stream.version:
                     raise
                 continue

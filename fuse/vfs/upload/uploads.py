@@ -61,8 +61,7 @@ class Uploads:
             self._take_back(node)
         staged = node.staged
         if staged is None:
-            base = ObjectVersion(node.key, node.etag, node.size) if node.etag else None
-            staged = self._make(node, base)
+            staged = self._make(node)
         if not staged.base_size and not staged.size:
             staged.stream_at = 2 * multipart.PART_SIZE
         return staged
@@ -77,8 +76,9 @@ class Uploads:
             staged.expects, staged.stuck, staged.error = None, False, ""
         return self.stage(node)
 
-    def _make(self, node: Node, base: ObjectVersion | None) -> StagedFile:
+    def _make(self, node: Node) -> StagedFile:
         core = self._core
+        base = ObjectVersion(node.key, node.etag, node.size) if node.etag else None
         staged = StagedFile(f"{core.staging_dir}/{self._run}-{next(self._numbers)}", base, core.clock.time_ns())
         if (base is not None or core.settings.refuse_conflicts) and node.etag != UNKNOWN:
             staged.expects = node.etag
