@@ -27,11 +27,16 @@ class FSError(OSError):
 
 
 class Caller(NamedTuple):
-    """The process that made the request."""
+    """The process that made the request.
+
+    request: a number that the kernel gives to no other request of the mount. It is the same when the kernel sends the
+    request again to the next server, which then is to have the effect only once; 0: the number is not known.
+    """
 
     uid: int
     gid: int
     pid: int
+    request: int = 0
 
 
 class Attr(NamedTuple):

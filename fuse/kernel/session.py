@@ -234,7 +234,8 @@ class Session:
             self.send(header, reply.error(header[2], errno.EINVAL))
             return
         ino = header[3]
-        who = (Caller(header[4], header[5], header[6]), ino) if operation.by_caller else (ino,)
+        number = header[2] & ~abi.UNIQUE_RESEND
+        who = (Caller(header[4], header[5], header[6], number), ino) if operation.by_caller else (ino,)
         if header[2] & abi.UNIQUE_RESEND:
             serving = call_again(operation, header, who, args, self._fs)
         else:

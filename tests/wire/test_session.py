@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -437,6 +438,25 @@ def test_a_first_sending_is_not_forgiven() -> None:
     with begun() as peer:
         assert peer.ask(frames.request(abi.MKDIR, struct.pack("<2I", 0o755, 0) + b"d\0")).error == -errno.EEXIST
         assert peer.ask(frames.request(abi.UNLINK, b"gone\0")).error == -errno.ENOENT
+
+
+@promise("S-58")
+def test_an_open_that_is_sent_again_has_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it the file system knows what the server that died has opened."""
+    numbers: list[int] = []
+    for serving, unique in ((begun, 50), (resumed, abi.UNIQUE_RESEND | 50)):
+        filesystem = filled()
+        opens = filesystem.open
+
+        def noted(caller: Caller, *rest: Any, opens: Any = opens) -> Any:
+            numbers.append(caller.request)
+            return opens(caller, *rest)
+
+        monkeypatch.setattr(filesystem, "open", noted)
+        request = frames.request(abi.OPEN, struct.pack("<2I", os.O_RDWR, 0), ino=1000, unique=unique)
+        with serving(filesystem) as peer:
+            assert peer.ask(request).error == 0
+    assert numbers == [50, 50]
 
 
 @promise("S-58")

@@ -101,10 +101,10 @@ class Changes:
             # A server may refuse a long name (S-38): ask it when the file is made, as close would be too late.
             if claims or len(key_bytes(listed.tail)) > SEGMENT_SAFE:
                 node = await self._make(directory, name, listed, attributes)
-                reply = self.files.opened(node, flags, caller.pid)
+                reply = self.files.opened(node, flags, caller)
                 return self._resolver.entry(node), reply
             if name not in directory.children:
-                return self._create_local(directory, name, listed, attributes, flags)
+                return self._create_local(directory, name, listed, attributes, flags, caller)
             found = directory.children[name]
         if flags & os.O_EXCL:
             raise FSError(errno.EEXIST)
@@ -115,7 +115,7 @@ class Changes:
         if flags & os.O_TRUNC:
             async with found.lock:
                 await self.files.truncate(found, 0)
-        reply = self.files.opened(found, flags, caller.pid)
+        reply = self.files.opened(found, flags, caller)
         return self._resolver.entry(found), reply
 
     def _seems_free(self, directory: Directory, name: bytes, flags: int) -> bool:
@@ -129,7 +129,7 @@ class Changes:
         return told is not None and name not in told[0].entries and name not in directory.children
 
     def _create_local(
-        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, flags: int
+        self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, flags: int, caller: Caller
     ) -> tuple[Entry, OpenReply]:
         """Make a file that the store learns of at close. Nothing in here waits, so no task sees the node half made."""
         core = self._core
@@ -150,7 +150,7 @@ class Changes:
             core.nodes.drop_unused(node)
             raise
         self._resolver.appeared(node, directory)
-        return entry, self.files.opened(node, flags)
+        return entry, self.files.opened(node, flags, caller)
 
     async def _make(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, body: bytes = b""

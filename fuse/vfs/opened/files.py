@@ -122,22 +122,22 @@ class Files:
         """
         if self._core.settings.open_less:
             raise FSError(errno.ENOSYS)
-        node, flags, thread = self._resolver.node(ino), request.flags, caller.pid
+        node, flags = self._resolver.node(ino), request.flags
         reads = not flags & (os.O_ACCMODE | os.O_TRUNC)
         fresh = self._resolver.current(node) if reads else self._resolver.own(node)
         if fresh and not node.leaving and not flags & os.O_TRUNC:
-            return self.opened(node, flags, thread)
+            return self.opened(node, flags, caller)
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         if node.leaving:
             async with node.lock:  # the removal or rename holds the lock until it ends
                 node.leaving = False
-        await self._confirm(node, flags, thread)
+        await self._confirm(node, flags, caller.pid)
         if flags & os.O_TRUNC:
             self._part_from_readers(node, flags)
             async with node.lock:
                 await self.truncate(node, 0, kill_suidgid=request.kill_suidgid)
-        return self.opened(node, flags, thread)
+        return self.opened(node, flags, caller)
 
     async def _confirm(self, node: Node, flags: int, thread: int) -> None:
         """Confirm a node for an open. An open for writing has to see what any client closed before (S-161).
@@ -159,22 +159,22 @@ class Files:
             self.chases.lost(node, thread)
             raise FSError(errno.ESTALE)
 
-    def opened(self, node: Node, flags: int, thread: int = 0) -> OpenReply:
+    def opened(self, node: Node, flags: int, caller: Caller) -> OpenReply:
         """Open a handle for a node that is no directory.
         Errors: FSError(ESTALE) when it is gone, and its bytes were not kept or another client has its name (S-30).
         """
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         if node.gone and (node.lost or not (node.handles or node.staged is not None or node.unlinked_key)):
-            self.chases.lost(node, thread)
+            self.chases.lost(node, caller.pid)
             raise FSError(errno.ESTALE)
-        self.chases.caught(node, thread)
+        self.chases.caught(node, caller.pid)
         self._part_from_readers(node, flags)
         reading = flags & os.O_ACCMODE == os.O_RDONLY
         # Without other handles and cached pages, nobody has bytes of this version: the handle need not stay on it.
         bound = node.pinned and (node.handles > 0 or node.pages_valid or self._core.settings.open_less)
         node.pinned = bound or not reading
-        fh = self._handles.add(node, flags)
+        fh = self._handles.add(node, flags, caller)
         if reading:
             self._prefetcher.opened(node, kept=node.pages_valid)
         local = self._core.notifier.is_local(node.ino)

@@ -11,10 +11,11 @@ import os
 import stat
 import time
 from collections import Counter, OrderedDict, defaultdict
+from itertools import count
 
 from ...data.reader import ReadStream
 from ...data.staging import StagedFile
-from ...ops import Fh, FSError, Ino
+from ...ops import Caller, Fh, FSError, Ino
 from ...state.nodelog import NodeRecord
 from ...state.removed import Removed
 from ...store.base import ETag
@@ -54,12 +55,12 @@ class Handles:
         self._by_fh: OrderedDict[int, Handle] = OrderedDict()
         """By handle, or by inode where the kernel opens files by itself (S-51): then the least recently read first."""
         # No handle of an earlier server may come again: the kernel may still send it for another file.
-        self._next_fh = time.time_ns()
+        self._numbers = count(time.time_ns())
 
-    def add(self, node: Node, flags: int) -> Fh:
+    def add(self, node: Node, flags: int, caller: Caller) -> Fh:
         """Make a new handle, which is recorded in the table on disk (OpenTable), too."""
-        fh = Fh(self._next_fh)
-        self._next_fh += 1
+        fh = Fh(caller.request or next(self._numbers))
+        self.remove(fh)  # an earlier server made it for this very open, and died before it answered
         self.restore(fh, node, flags)
         self._core.opens.add(fh, node.ino, flags, node.etag, node.size)
         return fh

@@ -14,9 +14,11 @@ import pytest
 
 from datastore.errors import InvalidKey
 from datastore.fuse.loop import all_of
+from datastore.fuse.ops import ROOT_INO, OpenReply, OpenRequest
 from datastore.fuse.vfs.upload import upkeep
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
+from tests.localfs import ME, File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes, taken_over
 from tests.mounted import world as opened
 from tests.promises import promise
@@ -61,6 +63,29 @@ def test_close_returns_before_the_store_has_the_file(world: World, one: Client) 
         file.write(b"bytes")
         file.fsync()
         assert world.body("g") == b"bytes"
+
+
+@promise("S-58", "S-48")
+@pytest.mark.parametrize("how", ["open", "create"])
+def test_an_open_that_was_done_and_not_answered_is_done_once(world: World, one: Client, how: str) -> None:
+    """The kernel sends it again to the next server, and closes it once: a second writer would hold the upload back."""
+    world.put("f", b"older")
+    caller, ino = ME._replace(request=8), one.local.stat("f").ino
+
+    def done(client: Client) -> OpenReply:
+        request = OpenRequest(flags=os.O_RDWR)
+        if how == "open":
+            return resolve(client.fs.open(caller, ino, request))
+        return resolve(client.fs.create(caller, ROOT_INO, b"new", 0o644, request))[1]
+
+    done(one)
+    one, _ = taken_over(one)
+    reply = done(one)
+    file = File(one.fs, one.local.stat("f" if how == "open" else "new").ino, reply.fh)
+    file.write(b"after", 0)
+    file.close()
+    send(one)
+    assert world.contents() == ({"f": b"after"} if how == "open" else {"f": b"older", "new": b"after"})
 
 
 @promise("S-48")
