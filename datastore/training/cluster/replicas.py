@@ -124,8 +124,9 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
     scheduled = _condition(status, "PodScheduled")
     code = terminated.get("exitCode")
     reason = str(terminated.get("reason") or status.get("reason") or "")
+    started = time_of(terminated.get("startedAt") or running.get("startedAt"))
     if reason in _NOT_STARTED:
-        code = NOT_FOUND_CODE
+        code, started = NOT_FOUND_CODE, None  # the kubelet says that it was started at the beginning of 1970
         reason = f"{reason}: {str(terminated.get('message') or '').strip()[:500]}"
     if state is State.SUCCEEDED and code is None:
         code = 0
@@ -139,7 +140,7 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
             reason=reason if state is State.FAILED and reason != "Error" else "",
         ),
         pods=tuple(pods),
-        started_at=time_of(terminated.get("startedAt") or running.get("startedAt")),
+        started_at=started,
         ended_at=time_of(terminated.get("finishedAt")) if ended else None,
         waiting=_waiting(pod, container, state),
         unschedulable=state is State.PENDING

@@ -585,10 +585,13 @@ def test_why_a_replica_does_not_start_is_told() -> None:
     world.settle()
     assert 'master-0 waits: ImagePullBackOff: Back-off pulling image "registry/train:1"' in world.status["message"]
     world.pod("master", 0, "Failed", 128, reason="StartError", message='exec: "nosuch": executable file not found')
+    terminated = world.pods[-1]["status"]["containerStatuses"][0]["state"]["terminated"]
+    terminated["startedAt"] = "1970-01-01T00:00:00Z"  # what the kubelet says of a container that never ran
     world.settle()
     world.settle(1)
     assert world.condition("Failed") == ("True", "TaskFailed")
     assert "executable file not found" in world.status["message"]
+    assert "startTime" not in world.status
 
 
 @promise("S-362")
