@@ -67,13 +67,21 @@ def transitions(before: Sequence[Raw], found: Sequence[Finding]) -> list[Event]:
         usual = (finding.type, finding.status) in _EXPECTED or finding.reason in _PASSING
         if was == (finding.status, finding.reason) or (was is None and usual):
             continue
-        bad = finding.status == ("True" if finding.type == "Degraded" else "False") and finding.reason not in _PASSING
-        events.append(Event(reason=finding.reason, message=_told(finding), warning=bad))
+        events.append(Event(reason=finding.reason, message=_told(finding), warning=_is_bad(finding, was)))
     return list(dict.fromkeys(events))
 
 
 _PASSING = frozenset({"WaitingForBinding", "VolumeReplacing", "WaitingForBackend", "Deleting"})
 """Reasons why something is not true yet, about which nobody has to do anything."""
+
+
+def _is_bad(finding: Finding, was: tuple[Any, Any] | None) -> bool:
+    """Return whether people have to do something. was: status and reason before."""
+    if finding.type == "Progressing":
+        return False  # what hinders it is told by Ready and Degraded
+    if finding.reason == "Rolling" and (was is None or was[0] != "True"):
+        return False  # the first pods start
+    return finding.status == ("True" if finding.type == "Degraded" else "False") and finding.reason not in _PASSING
 
 
 def _told(finding: Finding) -> str:

@@ -204,6 +204,19 @@ def test_a_damaged_version_is_told_with_its_path_and_both_digests_and_the_old_on
     assert next(each.reason for each in alone.events if each.warning) == "VersionDamaged"
 
 
+@promise("S-411")
+def test_a_rollout_warns_of_nothing_but_of_pods_that_answer_no_more() -> None:
+    pods = [pod("p-0", 1, ready=False), pod("p-1", 1, ready=False)]
+    starting = decide(settled(pods=pods))
+    done = decide(settled(serving=serving(**starting.status)))
+    assert {each.reason for each in done.events} == {"Serving", "Complete"}
+    assert not [each for each in (*starting.events, *done.events) if each.warning]
+    silent = decide(settled(serving=serving(**done.status), pods=pods))
+    assert [each.message for each in silent.events if each.warning] == [
+        "Ready is False: version 1 is being rolled out: 0 of 2 pods answer"
+    ]
+
+
 @promise("S-412")
 def test_an_alias_that_moved_changes_the_pods_and_back_again_makes_the_same_as_before() -> None:
     before = settled()
