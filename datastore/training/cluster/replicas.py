@@ -170,7 +170,10 @@ def _waiting(pod: Raw, container: Raw, state: State) -> str:
     if state is not State.PENDING:
         return ""
     waiting = (container.get("state") or {}).get("waiting") or {}
-    if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+    if waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
+        # Why its volumes are not mounted is told by Events of the pod only.
+        return f"{waiting['reason']}; if that lasts, `kubectl describe pod {pod['metadata']['name']}` says why"
+    if waiting.get("reason"):
         return f"{waiting['reason']}: {waiting.get('message', '')}"
     if scheduled.get("status") == "False" and scheduled.get("reason") != "SchedulingGated":
         return f"{scheduled.get('reason', '')}: {scheduled.get('message', '')}"

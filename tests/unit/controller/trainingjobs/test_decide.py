@@ -580,8 +580,14 @@ def test_why_a_replica_does_not_start_is_told() -> None:
     world = World("command: [nosuch]")
     world.settle()
     world.pod("master", 0, "Pending")
+    state = world.pods[0]["status"]["containerStatuses"][0]["state"]
+    state["waiting"] = {"reason": "ContainerCreating"}
+    world.settle()
+    assert world.status["message"] == (
+        "master-0 waits: ContainerCreating; if that lasts, `kubectl describe pod mnist-master-0-0` says why"
+    )
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry/train:1"'}
-    world.pods[0]["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+    state["waiting"] = waiting
     world.settle()
     assert 'master-0 waits: ImagePullBackOff: Back-off pulling image "registry/train:1"' in world.status["message"]
     world.pod("master", 0, "Failed", 128, reason="StartError", message='exec: "nosuch": executable file not found')
