@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -107,14 +108,26 @@ class Commands:
 
     def bind(self, source: str, target: str, *, read_only: bool) -> None:
         """Bind-mount `source` at `target`, an existing directory. Errors: MountFailed, CommandTimeout."""
+        if not read_only:
+            self._bind(source, target)
+            return
+        # A bind mount takes its flags only when it is remounted (mount(2), MS_BIND), and a remount does not propagate to
+        # the node, where the kubelet would make a missing subPath. So it is remounted at a place of our own; the target
+        # is a copy of that, with its flags.
+        try:
+            place = tempfile.mkdtemp(prefix="read-only-")
+        except OSError as error:
+            raise MountFailed(f"can't make a directory for the mount of {target}: {error}") from error
+        try:
+            self._bind(source, place)
+            self.run(["mount", "-c", "-i", "-n", "-o", "remount,bind,ro", "--", place], place=target)
+            self._bind(place, target)
+        finally:
+            self.unmount_all(place)
+            os.rmdir(place)
+
+    def _bind(self, source: str, target: str) -> None:
         self.run(["mount", "-c", "-i", "-n", "--bind", "--", source, target], place=target)
-        if read_only:
-            try:
-                # A bind mount takes its flags only when it is remounted (mount(2), MS_BIND).
-                self.run(["mount", "-c", "-i", "-n", "-o", "remount,bind,ro", "--", target], place=target)
-            except (MountFailed, CommandTimeout):
-                self.unmount_all(target)
-                raise
 
     def unmount(self, path: str) -> None:
         """Unmount what is mounted at the path, if anything. Errors: CommandTimeout; MountFailed when it is in use."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,30 @@ def test_a_read_only_pod_sees_what_a_writing_pod_writes(pod: Pods) -> None:
         (reader.target / "y").write_text("y")
     assert refused.value.errno == errno.EROFS
     (writer.target / "y").write_text("y")
+
+
+@promise("S-82")
+def test_a_read_only_pod_is_read_only_for_the_node_too(driver: Driver, pod: Pods) -> None:
+    """Else the kubelet, which sees the mount from another mount namespace, would make a subPath that is missing."""
+    pods = driver.directory / "pods"
+    pods.mkdir()
+    for options in (["--bind", str(pods)], ["--make-shared"]):
+        subprocess.run(["mount", *options, str(pods)], check=True)
+    unshare = ["unshare", "--mount", "--propagation", "unchanged"]
+    node = subprocess.Popen([*unshare, "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
+    try:
+        assert node.stdout is not None
+        assert node.stdout.readline()
+        reader = pod("reader", read_only=True)
+        reader.start()
+        seen = mountinfo.parse(Path(f"/proc/{node.pid}/mountinfo").read_text()).at(str(reader.target))
+        assert seen is not None
+        assert seen.read_only
+        shown = {each.mountpoint for each in mountinfo.read().mounts if each.device == seen.device}
+        assert shown == {reader.staging, str(reader.target)}
+    finally:
+        node.kill()
+        node.communicate()
 
 
 def test_a_volume_whose_access_mode_only_reads_is_mounted_read_only(pod: Pods) -> None:
