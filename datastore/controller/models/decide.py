@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from datastore.controller.models.job import (
     Role,
     condition,
     ended,
+    ended_at,
     job_name,
     reached,
     request_of,
@@ -33,6 +35,8 @@ Raw = Mapping[str, Any]
 SAVED, SAME = "Saved", "SameBytes"
 """Reasons of Ready=True: the ModelVersion's own save made the version, or the store had these bytes already."""
 MESSAGE_MAX = 2000
+DELETE_AGAIN = timedelta(seconds=60)
+"""How long after a deletion that failed, as by an alias, another Job tries it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +256,14 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         plan = _told(
             seen, "Deleting", str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
         )
+        if _age(ended_at(job) or seen.now, seen.now) < DELETE_AGAIN:
+            return plan
         return Plan(status=plan.status, events=plan.events, delete=(job,), soon=True)
     return Plan(soon=True)
+
+
+def _age(since: str, now: str) -> timedelta:
+    return datetime.fromisoformat(now) - datetime.fromisoformat(since)
 
 
 def _told(

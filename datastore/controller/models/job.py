@@ -268,10 +268,18 @@ def request_in(job: Raw) -> dict[str, Any]:
 
 def ended(job: Raw) -> str:
     """Return how a Job ended, 'Complete' or 'Failed'; '' before its end."""
+    return str(_end_of(job).get("type", ""))
+
+
+def ended_at(job: Raw) -> str:
+    """Return when a Job ended, as the API server writes times; '' if that is not known."""
+    return str(_end_of(job).get("lastTransitionTime", ""))
+
+
+def _end_of(job: Raw) -> Raw:
     conditions: Sequence[Raw] = (job.get("status") or {}).get("conditions") or []
-    return next(
-        (each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"), ""
-    )
+    ends = (each for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True")
+    return next(ends, {})
 
 
 def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:

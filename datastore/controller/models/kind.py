@@ -219,7 +219,7 @@ class ModelKind:
                 plan = decide(replace(seen, namespace_ends=True))
                 await self._act(body, plan, seen.model)
             if not plan.soon:
-                return _again(plan, waits=(plan.status or {}).get("phase") == "Pending")
+                return _again(plan, waits=(plan.status or {}).get("phase") in ("Pending", "Deleting"))
             if not (plan.create or plan.apply or plan.delete or plan.finalizer or plan.model_status):
                 break
         return SOON_S

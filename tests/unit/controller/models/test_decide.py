@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,11 +217,26 @@ def test_a_version_goes_when_nobody_uses_it() -> None:
         )
     )
     assert refused.status is not None
-    assert refused.delete
     assert refused.finalizer is None
     assert "the alias prod" in refused.status["message"]
     assert decide(observed(going, job=ended("Complete", name))).finalizer is False
     assert decide(observed(going, namespace_ends=True)).finalizer is False
+
+
+@promise("S-397")
+def test_a_deletion_that_failed_is_tried_again_after_a_minute() -> None:
+    """Not at once: an alias may mean the version for months."""
+    going = version(saved(), going=True)
+    (made,) = decide(observed(going)).create
+    job = ended("Failed", made["metadata"]["name"])
+    job["status"]["conditions"][0]["lastTransitionTime"] = NOW
+    answer = {"reason": "VersionInUse", "error": "the alias prod means it"}
+    told = decide(observed(going, job=job, answer=answer))
+    assert (reason(told), told.delete, told.soon) == ("VersionInUse", (), False)
+    later = {"job": job, "answer": answer}
+    waits = decide(replace(observed(going, **later), now="2026-01-01T00:00:59Z"))
+    assert waits.delete == ()
+    assert decide(replace(observed(going, **later), now="2026-01-01T00:01:00Z")).delete == (job,)
 
 
 @promise("S-397")
