@@ -22,8 +22,9 @@ RUN /opt/datastore/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${BASE}
 # NFS exports are mounted over libnfs where a node's kernel has no NFS client, GlusterFS volumes by their own client.
+# Schedules of TrainingJobs need the time zones.
 RUN apt-get update --quiet=2 \
- && apt-get install --quiet=2 --yes --no-install-recommends '^libnfs1[34]$' glusterfs-client \
+ && apt-get install --quiet=2 --yes --no-install-recommends '^libnfs1[34]$' glusterfs-client tzdata \
  && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/datastore/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 # Nobody in particular. Only the node plugin's pod asks for root: it mounts.

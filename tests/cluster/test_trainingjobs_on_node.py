@@ -478,6 +478,17 @@ def test_what_can_not_start_is_told_in_the_kubelets_words(person: Person, site: 
     assert person.phase("absent", "Failed")["status"]["conditions"]
 
 
+@promise("S-352")
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_the_image_knows_the_time_zones_of_schedules(person: Person, site: Site, zone: str) -> None:
+    person.kube.apply(*person.data(), namespace=person.namespace)
+    planned = small(person, site, "yearly", roles={}, schedule="0 3 1 1 *", timeZone=zone)
+    person.kube.apply(planned, namespace=person.namespace)
+    found = person.phase("yearly", "Scheduled", "Failed")
+    assert found["status"]["phase"] == "Scheduled", found["status"]["message"]
+    assert found["status"]["nextRun"].endswith("-01-01T03:00:00Z" if zone == "UTC" else "-01-01T02:00:00Z")
+
+
 @promise("S-346", "S-348")
 def test_tensorflow_with_a_parameter_server_and_an_evaluator(person: Person, site: Site) -> None:
     """The file of a laptop, but for image, programs and addresses."""
