@@ -111,9 +111,9 @@ class Commands:
         if not read_only:
             self._bind(source, target)
             return
-        # A bind mount takes its flags only when it is remounted (mount(2), MS_BIND), and a remount does not propagate to
-        # the node, where the kubelet would make a missing subPath. So it is remounted at a place of our own; the target
-        # is a copy of that, with its flags.
+        # A bind mount takes its flags only when it is remounted (mount(2), MS_BIND), and a remount does not propagate
+        # to the node, where the kubelet would make a missing subPath. So it is remounted at a place of our own; the
+        # target is a copy of that, with its flags.
         try:
             place = tempfile.mkdtemp(prefix="read-only-")
         except OSError as error:
