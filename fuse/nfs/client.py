@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -371,22 +372,28 @@ class Client:
         return self._dial_nfs()
 
     def _dial_nfs(self) -> Any:
-        """Return a context connected to NFS, and take the largest READ and WRITE from an FSINFO of the root."""
+        """Return a context connected to NFS, and take the largest READ and WRITE from an FSINFO of the root. Errors:
+        NotFound if the root is no directory: some servers export a file, too."""
         context = self._dial(libnfs.NFS_PROGRAM, self.location.port)
         try:
-            request = calls.fsinfo(self.root)
-            pending = Pending(request)
-            function, arguments = self._library.nfs["fsinfo"], ctypes.addressof(request.arguments)
-            self._ask(context, "NFS", pending, lambda answer: function(context, answer, arguments, None))
-            if pending.error is not None:
-                raise pending.error
+            if not stat.S_ISDIR(self._answer_of(context, calls.getattr(self.root)).mode):
+                raise NotFound(f"{self.location.path} of the NFS server {self.location.server} is no directory")
+            sizes = self._answer_of(context, calls.fsinfo(self.root))
         except BaseException:
             self._library.destroy(context)
             raise
-        sizes = pending.result or (0, 0)
         read_bytes, write_bytes = (max(4096, min(each or TRANSFER_BYTES, TRANSFER_BYTES)) for each in sizes)
         self._sizes = read_bytes, write_bytes
         return context
+
+    def _answer_of(self, context: Any, request: Request[T]) -> T:
+        """Make one call on a context that only this thread uses; return its result. Errors: StoreError, NFSError."""
+        pending = Pending(request)
+        function, arguments = self._library.nfs[request.procedure], ctypes.addressof(request.arguments)
+        self._ask(context, "NFS", pending, lambda answer: function(context, answer, arguments, None))
+        if pending.error is not None:
+            raise pending.error
+        return pending.result  # type: ignore[return-value]
 
     def _mount(self) -> bytes:
         """Return the root's file handle, which the MOUNT protocol tells."""

@@ -354,11 +354,13 @@ def test_a_call_gives_up_after_its_time(nfs_host: NFSServer, export: Callable[..
 @promise("S-270")
 def test_a_refusal_says_what_to_do(nfs_host: NFSServer, export: Callable[..., str]) -> None:
     path, mine = export(clients="10.99.0.77"), export()
+    nfs_host.shell(f"touch {mine}/file")
     for location, kind, words in (
         (NFSLocation(server=GATEWAY, path="/x"), Unreachable, f"{GATEWAY} can't be reached"),
         (NFSLocation(server="nowhere.invalid", path="/x"), Unreachable, "nowhere.invalid can't be reached"),
         (NFSLocation(server=nfs_host.address, path="/srv/none"), AccessDenied, "mount /srv/none: there is no such"),
         (NFSLocation(server=nfs_host.address, path=f"{mine}/none"), NotFound, f"has no {mine}/none"),
+        (NFSLocation(server=nfs_host.address, path=f"{mine}/file"), NotFound, f"{mine}/file .* is no directory"),
         (NFSLocation(server=nfs_host.address, path=path), AccessDenied, "or this machine is not among its clients"),
     ):
         client = Client(location)
