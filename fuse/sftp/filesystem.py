@@ -218,7 +218,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return self.connection.call(what, asked)
 
     def _lstat(self, node: Node, name: bytes | None = None) -> SFTPAttrs:
-        return self._ask("lstat", node, lambda sftp, path, _: sftp.lstat(path), name)
+        return self._ask("lstat", node, lambda sftp, path, _: _stat(sftp, path, node if name is None else None), name)
 
     def _is_there(self, directory: Node, name: bytes) -> bool:
         try:
@@ -539,10 +539,10 @@ class SFTPFilesystem(FileServerFilesystem):
                     await (await self._file(handle, sftp)).setstat(SFTPAttrs(size=changes.size))
                 else:
                     await sftp.setstat(path, SFTPAttrs(size=changes.size))
-            wanted = _attributes(changes, await sftp.lstat(path), owner)
+            wanted = _attributes(changes, await _stat(sftp, path, node), owner)
             if wanted is not None:
                 await sftp.setstat(path, wanted, follow_symlinks=follow)
-            return await sftp.lstat(path)
+            return await _stat(sftp, path, node)
 
         if changes.size is not None:
             node.seen = None
@@ -856,6 +856,11 @@ def _access(flags: int) -> int:
         os.O_WRONLY: asyncssh.FXF_WRITE,
         os.O_RDWR: asyncssh.FXF_READ | asyncssh.FXF_WRITE,
     }[flags & os.O_ACCMODE]
+
+
+async def _stat(sftp: SFTPClient, path: bytes, node: Node | None) -> SFTPAttrs:
+    """Return the attributes of what is at `path`. The mounted directory itself may be a symbolic link to one."""
+    return await (sftp.stat(path) if node is not None and node.ino == ROOT_INO else sftp.lstat(path))
 
 
 async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeated: bool) -> None:

@@ -213,6 +213,20 @@ def test_fsx(area: Path) -> None:
 
 
 @promise("S-272")
+def test_a_path_may_be_a_symbolic_link_to_a_directory(sshd: SSHServer, served: Path, clean_environment: Path) -> None:
+    """And what is done to the mounted directory itself is done to that one."""
+    directory, link = served / "linked", served / "link"
+    directory.mkdir()
+    link.symlink_to(directory)
+    with mounted(sshd, link, clean_environment) as mount:
+        (mount.path / "f").write_bytes(b"1")
+        mount.path.chmod(0o750)
+        assert stat.S_IMODE(mount.path.stat().st_mode) == 0o750
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o750
+        assert os.listdir(mount.path) == os.listdir(directory) == ["f"]
+
+
+@promise("S-272")
 def test_it_is_served_by_libfuse_too(sshd: SSHServer, served: Path, clean_environment: Path) -> None:
     directory = served / "libfuse"
     directory.mkdir()
