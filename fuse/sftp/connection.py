@@ -113,6 +113,11 @@ class Connection:
         port = "" if self.location.port == 22 else f", port {self.location.port},"
         return f"the SSH server {self.location.host}{port}"
 
+    @property
+    def _where(self) -> str:
+        """The server as an argument of ssh and ssh-keyscan."""
+        return f"{'' if self.location.port == 22 else f'-p {self.location.port} '}{self.location.host}"
+
     # -- for callers on any thread
 
     def start(self, *, wait: bool) -> None:
@@ -223,9 +228,10 @@ class Connection:
         except asyncssh.HostKeyNotVerifiable as error:
             raise AccessDenied(self._unknown_key(watch.refused or str(error))) from error
         except asyncssh.PermissionDenied as error:
+            agent = "" if self.location.credentials else "; a key with a passphrase has to be in your ssh-agent"
             raise CredentialsInvalid(
-                f"{server} lets nobody in with these keys or this password: {error.reason} (ssh -v"
-                f" {self.location.host} shows what it asks for; spec.sftp.credentialsSecret names others)"
+                f"{server} lets nobody in with these keys or this password: {error.reason} (`ssh -v {self._where}`"
+                f" shows what it asks for; spec.sftp.credentialsSecret names others{agent})"
             ) from error
         except (asyncssh.ChannelOpenError, asyncssh.SFTPError) as error:
             if ssh is not None:
@@ -244,12 +250,12 @@ class Connection:
         return sftp
 
     def _unknown_key(self, key: str) -> str:
-        host, port = self.location.host, self.location.port
-        where = "spec.sftp.knownHosts" if self.location.known_hosts else "your known_hosts file"
-        scan = f"ssh-keyscan {'' if port == 22 else f'-p {port} '}{host}"
+        where, do = "your known_hosts file", f"`ssh {self._where}` puts it there"
+        if self.location.known_hosts:
+            where, do = "spec.sftp.knownHosts", f"put what `ssh-keyscan {self._where}` prints there"
         return (
-            f"the SSH server {host} has a host key that {where} does not have: {key}. Ask its administrator whether"
-            f" this is its key; if it is, put what `{scan}` prints into {where}"
+            f"{self._server} has a host key that {where} does not have: {key}. Ask its administrator whether this is"
+            f" its key; if it is, {do}"
         )
 
     def _lost(self, sftp: asyncssh.SFTPClient, error: BaseException) -> None:

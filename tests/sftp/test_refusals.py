@@ -36,7 +36,9 @@ def test_a_host_key_that_is_not_known(sshd: SSHServer, clean_environment: Path) 
     said = refused(sshd, clean_environment, knownHosts=other)
     assert "has a host key that spec.sftp.knownHosts does not have: ssh-ed25519 SHA256:" in said
     assert f"ssh-keyscan -p {sshd.port} 127.0.0.1" in said
-    assert "that your known_hosts file does not have" in refused(sshd, clean_environment, knownHosts=None)
+    said = refused(sshd, clean_environment, knownHosts=None)
+    assert f"127.0.0.1, port {sshd.port}, has a host key that your known_hosts file does not have" in said
+    assert f"`ssh -p {sshd.port} 127.0.0.1` puts it there" in said
 
 
 @promise("S-278")
@@ -44,6 +46,8 @@ def test_a_login_that_is_refused(sshd: SSHServer, clean_environment: Path) -> No
     """The user has no key of his own here."""
     said = refused(sshd, clean_environment, credentialsSecret=None)
     assert "lets nobody in with these keys" in said
+    assert f"`ssh -v -p {sshd.port} 127.0.0.1` shows" in said
+    assert "a key with a passphrase has to be in your ssh-agent" in said
 
 
 @promise("S-278")
