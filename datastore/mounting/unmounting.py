@@ -162,6 +162,11 @@ def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
     try:
         told = controlclient.status(record.state_dir)
         dirty = told.get("dirty")
+        if told.get("detached") and not dirty:
+            return controlclient.NotAnswering(
+                f"{record.mountpoint}: unmounted, but requests still run: {storage_words(told) or why}; the mount's"
+                " processes end with them, or at once by `datastore umount --force`"
+            )
         why = storage_words(told) or ("the uploads have not ended in time" if dirty else why)
     except controlclient.NotAnswering:
         dirty = unsent.unsent_files(record.state_dir)

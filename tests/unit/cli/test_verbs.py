@@ -426,6 +426,25 @@ def test_an_unmount_that_takes_too_long_names_the_storage(
     assert cli("umount", "output", "--force").code == 0
 
 
+@promise("S-196")
+def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is silent, and nothing is to be uploaded."""
+    storage = {"since": 0, "lastAsked": 1e12, "error": "the SSH server h can't be reached"}
+    monkeypatch.setenv("FAKE_MODE", "ending")
+    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
+    cli("mount", manifest, "output", tmp_path / "d")
+    done = cli("umount", "output", "--timeout", "200ms")
+    assert done.code != 0
+    assert re.match(
+        f"error: {tmp_path}/d: unmounted, but requests still run: storage has not answered since 1970-.*: the SSH"
+        " server h can't be reached; the mount's processes end with them, or at once by `datastore umount --force`",
+        done.err,
+    )
+    assert cli("umount", "output", "--force").code == 0
+
+
 def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path
 ) -> None:
