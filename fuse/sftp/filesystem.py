@@ -64,6 +64,8 @@ LINE = struct.Struct("<IIIIIQ")
 """What follows the name and a zero byte in a packed directory entry: mode, uid, gid, atime, mtime, size."""
 LINE_BYTES = 64
 """The memory of a packed entry besides its bytes: for a Python object, and its place in a list."""
+COMPARED_TIMES = 3
+"""How often an open file that is being written is compared with what has its name."""
 UNKNOWN_INO = Ino(0xFFFFFFFF)
 """The inode number, in directory entries, of everything that the kernel has not looked up."""
 
@@ -220,6 +222,14 @@ class SFTPFilesystem(FileServerFilesystem):
     def _lstat(self, node: Node, name: bytes | None = None) -> SFTPAttrs:
         return self._ask("lstat", node, lambda sftp, path, _: _stat(sftp, path, node if name is None else None), name)
 
+    def _opened(self, node: Node | None, sftp: SFTPClient) -> asyncssh.SFTPClientFile | None:
+        """Return the file of one of the node's handles on this session; None if there is none."""
+        if node is None or not node.opens:
+            return None
+        with self._lock:
+            handles = [handle for handle in self._handles.values() if handle.node is node and handle.session is sftp]
+        return next((handle.file for handle in handles if handle.file is not None), None)
+
     def _is_there(self, directory: Node, name: bytes) -> bool:
         try:
             self._lstat(directory, name)
@@ -290,12 +300,19 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(self._lookup, self._nodes.get(parent), name)
 
     def _lookup(self, directory: Node, name: bytes) -> Entry:
+        known = directory.children.get(name)
+
+        async def look(sftp: SFTPClient, path: bytes, repeated: bool) -> tuple[SFTPAttrs, bool]:
+            return await _compared(self._opened(known, sftp), lambda: sftp.lstat(path))
+
         try:
-            given = self._lstat(directory, name)
+            given, replaced = self._ask("lstat", directory, look, name)
         except SFTPFailed as error:
             if error.errno != errno.ENOENT:
                 raise
             return Entry(None, self._ttl_s)
+        if replaced:
+            self._gone(known)
         ((_, entry),) = self._entries(directory, [(name, given)])
         return entry
 
@@ -515,13 +532,18 @@ class SFTPFilesystem(FileServerFilesystem):
     # -- attributes
 
     async def getattr(self, ino: Ino, fh: Fh) -> AttrReply:
-        """See ops.Filesystem."""
+        """See ops.Filesystem. An open file is asked by its handle: its name may be another file's by now."""
         node, handle = self._nodes.get(ino), self._handles.get(fh)
+
+        async def fstat(sftp: SFTPClient, _repeated: bool) -> SFTPAttrs | None:
+            opened = self._opened(node, sftp)
+            return await opened.stat() if opened is not None else None
 
         def ask() -> AttrReply:
             if handle is not None:
                 return self._reply(node, self._on(handle, "fstat", lambda file: file.stat()))
-            return self._reply(node, self._lstat(node))
+            given = self.connection.call("fstat", fstat) if node.opens else None
+            return self._reply(node, given if given is not None else self._lstat(node))
 
         return await self.loop.lane(ask)
 
@@ -569,11 +591,22 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(self._open, self._nodes.get(ino), request.flags)
 
     def _open(self, node: Node, flags: int) -> OpenReply:
+        """Errors: ESTALE if another client has put another file in the place of an open one. The kernel then looks the
+        name up again."""
         handle = Handle(node, flags)
         truncate = asyncssh.FXF_TRUNC if flags & os.O_TRUNC else 0
+
+        async def replaced(sftp: SFTPClient, _repeated: bool) -> bool:
+            file = await self._file(handle, sftp)
+            return (await _compared(self._opened(node, sftp), file.stat))[1]
+
         self._begin_open(node)
         try:
             self.connection.call("open", lambda sftp, _: self._file(handle, sftp, truncate))
+            if node.opens > 1 and self.connection.call("fstat", replaced):
+                self._gone(node)
+                self._close(handle)
+                raise FSError(errno.ESTALE)
             node.seen = None
         except BaseException:
             self._end_open(node)
@@ -861,6 +894,30 @@ def _access(flags: int) -> int:
 async def _stat(sftp: SFTPClient, path: bytes, node: Node | None) -> SFTPAttrs:
     """Return the attributes of what is at `path`. The mounted directory itself may be a symbolic link to one."""
     return await (sftp.stat(path) if node is not None and node.ino == ROOT_INO else sftp.lstat(path))
+
+
+async def _compared(
+    opened: asyncssh.SFTPClientFile | None, look: Callable[[], Awaitable[SFTPAttrs]]
+) -> tuple[SFTPAttrs, bool]:
+    """Return the attributes of what has a file's name, as `look` asks for them, and whether it is another file than the
+    one that is open. SFTP has no inode numbers, so that this is seen by time and size only. The open file is asked
+    before and after `look`, because it may be being written; if it changes all the time, it counts as the same."""
+    if opened is None:
+        return await look(), False
+    before = await opened.stat()
+    for _ in range(COMPARED_TIMES):
+        there = await look()
+        if _version(there) == _version(before):
+            return there, False
+        after = await opened.stat()
+        if _version(after) == _version(before):
+            return there, True
+        before = after
+    return before, False
+
+
+def _version(given: SFTPAttrs) -> tuple[int | None, int | None]:
+    return given.mtime, given.size
 
 
 async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeated: bool) -> None:

@@ -184,6 +184,38 @@ def test_what_others_change_is_seen(area: Path, there: Path) -> None:
     assert os.listdir(area) == []
 
 
+@promise("S-274")
+def test_an_open_file_that_another_client_replaces_stays_as_it_is(area: Path, there: Path) -> None:
+    """Who has it open reads all of it, whatever others here ask about its name, and they see the new one."""
+    old = b"old" * MIB
+    for content in (b"new", b"new" * MIB):
+        (there / "f").write_bytes(old)
+        time.sleep(TTL_S + 0.05)
+        with (area / "f").open("rb", buffering=0) as held:
+            assert os.pread(held.fileno(), 4096, 0) == old[:4096]
+            (there / "new").write_bytes(content)
+            os.utime(there / "new", (1, 1))
+            (there / "new").replace(there / "f")
+            time.sleep(TTL_S + 0.05)
+            assert (area / "f").stat().st_size == len(content)
+            assert (area / "f").read_bytes() == content
+            assert os.fstat(held.fileno()).st_size == len(old)
+            assert os.pread(held.fileno(), 2 * len(old), 0) == old
+
+
+@promise("S-274")
+def test_an_open_file_that_another_client_replaces_is_not_read_in_its_place(area: Path, there: Path) -> None:
+    """Though the kernel asks for the name no sooner than after metadataTTL."""
+    for number in range(5):
+        (area / "f").write_bytes(b"old" * 100_000)
+        with (area / "f").open("rb", buffering=0) as held:
+            (there / "new").write_bytes(b"new" * 100_000)
+            os.utime(there / "new", (number, number))
+            (there / "new").replace(there / "f")
+            assert (area / "f").read_bytes() == b"new" * 100_000
+            assert held.read() == b"old" * 100_000
+
+
 @promise("S-275")
 def test_a_map_of_a_file_is_shared(area: Path, there: Path) -> None:
     """What is written through it is the server's after msync."""
