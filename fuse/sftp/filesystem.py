@@ -607,7 +607,8 @@ class SFTPFilesystem(FileServerFilesystem):
                 self._gone(node)
                 self._close(handle)
                 raise FSError(errno.ESTALE)
-            node.seen = None
+            if truncate:
+                node.seen = None
         except BaseException:
             self._end_open(node)
             raise

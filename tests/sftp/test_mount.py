@@ -178,6 +178,13 @@ def test_what_others_change_is_seen(area: Path, there: Path) -> None:
         (there / "f").write_bytes(b"longer")
         time.sleep(TTL_S + 0.05)
         eventually(lambda: os.pread(held.fileno(), 100, 0) == b"longer", "an open file follows")
+    with (area / "f").open("rb", buffering=0) as held:
+        assert held.read() == b"longer"
+        (there / "f").write_bytes(b"larger")
+        os.utime(there / "f", (1, 1))
+        time.sleep(TTL_S + 0.05)
+        os.fstat(held.fileno())
+        eventually(lambda: os.pread(held.fileno(), 100, 0) == b"larger", "also if the size stays")
     (there / "f").unlink()
     time.sleep(TTL_S + 0.05)
     assert not (area / "f").exists()
