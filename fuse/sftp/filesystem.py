@@ -946,8 +946,9 @@ def _attributes(changes: SetAttr, present: SFTPAttrs, owner: Owner) -> SFTPAttrs
         wanted.permissions = changes.mode & 0o7777
     if changes.uid is not None or changes.gid is not None:
         theirs = owner.remote_uid if owner.remote_uid is not None else present.uid
+        their_group = owner.remote_gid if owner.remote_uid is not None else present.gid
         uid = theirs if changes.uid == owner.uid else changes.uid
-        gid = owner.remote_gid if changes.gid == owner.gid else changes.gid
+        gid = their_group if changes.gid == owner.gid else changes.gid
         wanted.uid, wanted.gid = (present.uid if uid is None else uid), (present.gid if gid is None else gid)
     if changes.atime_ns is not None or changes.mtime_ns is not None:
         wanted.atime = _seconds(changes.atime_ns, present.atime)

@@ -266,6 +266,23 @@ def test_a_path_may_be_a_symbolic_link_to_a_directory(sshd: SSHServer, served: P
 
 
 @promise("S-272")
+def test_who_mounts_may_give_a_file_to_himself(clean_environment: Path) -> None:
+    """As tar and cp do, also where the login begins in a directory of root, by which it does not know itself."""
+    directory = clean_environment / "confined"
+    directory.mkdir()
+    with (
+        running(clean_environment, more="Subsystem sftp internal-sftp -d /") as server,
+        mounted(server, directory, clean_environment) as mount,
+    ):
+        (mount.path / "f").write_bytes(b"1")
+        before = (directory / "f").stat()
+        os.chown(mount.path / "f", os.getuid(), os.getgid())
+        os.chown(mount.path / "f", -1, os.getgid())
+        after = (directory / "f").stat()
+        assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+
+
+@promise("S-272")
 def test_it_is_served_by_libfuse_too(sshd: SSHServer, served: Path, clean_environment: Path) -> None:
     directory = served / "libfuse"
     directory.mkdir()
