@@ -64,6 +64,8 @@ LINE = struct.Struct("<IIIIIQ")
 """What follows the name and a zero byte in a packed directory entry: mode, uid, gid, atime, mtime, size."""
 LINE_BYTES = 64
 """The memory of a packed entry besides its bytes: for a Python object, and its place in a list."""
+PATH_MAX = 4096
+"""The length from which Linux takes no path. An SSH server answers then as if the message were wrong."""
 COMPARED_TIMES = 3
 """How often an open file that is being written is compared with what has its name."""
 UNKNOWN_INO = Ino(0xFFFFFFFF)
@@ -216,6 +218,10 @@ class SFTPFilesystem(FileServerFilesystem):
                 except asyncssh.SFTPNoSuchFile:
                     if self._nodes.path(node, name) == path:
                         raise
+                except asyncssh.SFTPBadMessage:
+                    if len(path) < PATH_MAX:
+                        raise
+                    raise FSError(errno.ENAMETOOLONG) from None
 
         return self.connection.call(what, asked)
 

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -120,6 +121,23 @@ def test_errors_say_what_a_disk_would(area: Path) -> None:
     fails(errno.EOPNOTSUPP, os.setxattr, area / "f", "user.a", b"1")
     os.utime(area / "f", (0, 2**33))
     assert os.stat(area / "f").st_mtime == 2**32 - 1
+
+
+@promise("S-273")
+def test_a_path_that_is_too_long_for_the_server_is_said_so(area: Path) -> None:
+    """A program gets there step by step, by short paths."""
+    at, depth = os.open(area, os.O_RDONLY), 0
+    try:
+        with pytest.raises(OSError, match="File name too long"):
+            for depth in range(30):
+                os.mkdir("d" * 200, dir_fd=at)
+                deeper = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+                os.close(at)
+                at = deeper
+    finally:
+        os.close(at)
+    assert 15 < depth < 21
+    shutil.rmtree(area / ("d" * 200))
 
 
 @promise("S-273")
