@@ -8,6 +8,7 @@ epoch; `mode` includes the type bits; sizes and offsets are bytes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol, runtime_checkable
@@ -23,7 +24,10 @@ class FSError(OSError):
     """An errno for the application, as in `FSError(errno.ENOENT)`."""
 
     def __init__(self, number: int, message: str = "") -> None:
-        super().__init__(number, message)
+        super().__init__(number, message or os.strerror(number))
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class Caller(NamedTuple):

@@ -252,7 +252,7 @@ class Files:
     async def truncate(self, node: Node, size: int, *, kill_suidgid: bool = False) -> None:
         """Set the size of the staging file; the last block may have to be fetched. node.lock is held."""
         refuse_beyond(size)
-        staged = self._uploads.stage(node) if size else await self._uploads.restart(node)
+        staged = self._uploads.stage(node) if size else self._uploads.restart(node)
         if 0 < size < staged.size:
             await self._uploads.fill(staged, staged.missing(size - size % 4096, size))
         staged.truncate(size)

@@ -117,7 +117,7 @@ class Upkeep:
         self._retry_at = self._due_at()
         for node in self._core.nodes.unsent():
             staged = node.staged
-            if staged is not None and not staged.error and not node.writers:
+            if staged is not None and not staged.error:
                 staged.due = self._retry_at
                 self._wait(node, staged.size)
         self._look_on()

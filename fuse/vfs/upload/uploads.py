@@ -66,15 +66,12 @@ class Uploads:
             staged.stream_at = 2 * multipart.PART_SIZE
         return staged
 
-    async def restart(self, node: Node) -> StagedFile:
-        """As stage(), with a size of 0: nothing of the object's present content is kept."""
+    def restart(self, node: Node) -> StagedFile:
+        """As stage(), for a file that becomes empty: nothing of an earlier version stays, so the last close wins (S-32)."""
         staged = self.stage(node)
-        await self._delivery.drop_stream(staged)
-        staged.truncate(0)
         if not self._core.settings.refuse_conflicts:
-            # Nothing of the earlier content is left in the file: the last close wins (S-32).
             staged.expects, staged.stuck, staged.error = None, False, ""
-        return self.stage(node)
+        return staged
 
     def _make(self, node: Node) -> StagedFile:
         core = self._core

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import stat
+from collections.abc import Sequence
 
 import pytest
 
+from datastore.errors import Unreachable
+from datastore.fuse.store.base import HeadSink
 from datastore.fuse.vfs.lookup.prefetcher import PENDING_MAX, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from tests.datachecks import forget
@@ -55,6 +58,25 @@ def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: Worl
         assert one.local.read(name) == b"x"
         one.quiet()
     assert one.calls("head") <= 4, "the first ones, before there was a run of reads"
+
+
+def test_attributes_that_did_not_come_are_asked_for_again(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who needs one of them does not wait for an answer that will not come."""
+    names = [f"d/f{number:03}" for number in range(60)]
+    world.put_all(names)
+    world.later()
+    one.local.listdir("d")
+    asked = list[str]()
+
+    async def fails(keys: Sequence[str], _sink: HeadSink) -> None:
+        asked.extend(keys)
+        raise Unreachable("nobody answers")
+
+    monkeypatch.setattr(one.faulty, "head_many", fails)
+    assert all(one.local.exists(name) for name in names)
+    assert asked
 
 
 def test_who_reads_on_in_a_large_directory_has_the_next_attributes_asked_for(world: World, one: Client) -> None:

@@ -176,6 +176,19 @@ def test_an_answer_within_the_second_of_the_change_is_asked_for_again(world: Wor
     assert stat.S_IMODE(one.local.stat("f").mode) == 0o644
 
 
+@promise("S-12")
+def test_attributes_that_were_changed_here_are_not_those_that_were_remembered(world: World, one: Client) -> None:
+    """Versitygw keeps the ETag and the time of an object whose metadata changes."""
+    world.put("f", b"x", mode=str(stat.S_IFREG | 0o644))
+    world.clock.advance(3)
+    assert stat.S_IMODE(one.local.stat("f").mode) == 0o644
+    world.clock.advance(-3)
+    one.local.chmod("f", 0o600)
+    world.clock.advance(3)
+    one.unmount()
+    assert stat.S_IMODE(one.again().local.stat("f").mode) == 0o600
+
+
 @promise("S-12", "S-150")
 def test_a_walk_asks_for_many_at_once(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory's attributes are one call of the store."""
@@ -301,6 +314,24 @@ def test_extended_attributes(world: World, one: Client, other: Client, path: str
     assert sorted(other.local.listxattr(path)) == [b"user.a", b"user.\xff"]
     failing(errno.ENODATA, other.local.getxattr, path, b"user.b")
     failing(errno.ENODATA, other.local.removexattr, path, b"user.b")
+
+
+@promise("S-14", "S-161")
+@pytest.mark.parametrize("change", ["setxattr", "removexattr", "chmod"])
+def test_what_another_client_has_just_set_stays(world: World, one: Client, other: Client, change: str) -> None:
+    """All attributes are written together: a change begins with those that the store has now."""
+    other.local.write("f", b"x")
+    other.local.setxattr("f", b"user.a", b"a")
+    world.later()
+    assert one.local.listxattr("f") == [b"user.a"]
+    other.local.setxattr("f", b"user.theirs", b"theirs")
+    if change == "setxattr":
+        one.local.setxattr("f", b"user.ours", b"ours")
+    elif change == "removexattr":
+        one.local.removexattr("f", b"user.a")
+    else:
+        one.local.chmod("f", 0o600)
+    assert world.client().local.getxattr("f", b"user.theirs") == b"theirs"
 
 
 @promise("S-14")

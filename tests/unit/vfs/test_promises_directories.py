@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 import pytest
 
@@ -100,6 +101,25 @@ def test_rmdir_of_what_is_no_empty_directory(world: World, one: Client) -> None:
         failing(errno.ENOTDIR, one.local.rmdir, "e/f")
     failing(errno.ENOENT, one.local.rmdir, "absent")
     assert one.local.listdir() == [b"d", b"e"]
+
+
+@promise("S-11")
+def test_links_count_the_subdirectories_once_they_are_known(world: World, one: Client) -> None:
+    """Find takes 2 for a directory without any; 1 says that they are not counted."""
+    world.put_all(["d/sub/f", "d/f"])
+    one.ask_one_by_one("d")
+    one.local.mkdir("d/first")
+    assert one.local.stat("d").nlink == 1
+    one.local.listdir("d")
+    changes: list[tuple[int, Callable[[], object]]] = [
+        (5, lambda: one.local.mkdir("d/new")),
+        (5, lambda: one.local.write("d/g", b"")),
+        (5, lambda: one.local.unlink("d/g")),
+        (4, lambda: one.local.rmdir("d/new")),
+    ]
+    for links, change in changes:
+        change()
+        assert one.local.stat("d").nlink == links
 
 
 def read_pass(client: Client, fh: Fh, *, step: int, remove: bool = False) -> list[bytes]:

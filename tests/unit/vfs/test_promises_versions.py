@@ -12,7 +12,7 @@ import pytest
 
 from datastore.errors import Unsupported
 from datastore.fuse.ops import ROOT_INO, OpenRequest
-from datastore.fuse.store.base import Body, ETag, ObjectInfo, PartNumber, WriteOptions, WriteResult
+from datastore.fuse.store.base import Body, Capabilities, ETag, ObjectInfo, PartNumber, WriteOptions, WriteResult
 from datastore.fuse.vfs.tree import growth
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -126,6 +126,23 @@ def test_an_object_that_grew_is_followed(world: World, one: Client, size: int) -
         assert file.read(0, size) == log[:size]
 
 
+@promise("S-31", "S-162")
+@pytest.mark.parametrize("listed", [False, True])
+def test_who_has_an_object_open_for_writing_does_not_follow_it(world: World, one: Client, listed: bool) -> None:
+    """The kernel appends at the end that it knows: the others' bytes would be replaced there."""
+    world.put("log", b"first\n")
+    file = one.local.open("log", os.O_RDWR | os.O_APPEND)
+    assert file.read() == b"first\n"
+    world.put("log", b"first\ntheirs\n")
+    world.later()
+    if listed:
+        one.local.listdir()
+    assert file.stat().size == 6
+    file.write(b"ours\n", 6)
+    failing(errno.ESTALE, file.close)
+    assert world.body("log") == b"first\ntheirs\n"
+
+
 @promise("S-32")
 def test_the_last_close_wins_whole(world: World, one: Client, other: Client) -> None:
     """Two who write one file anew: never a mixture."""
@@ -196,6 +213,21 @@ def test_nothing_is_asked_for_while_there_are_unsent_changes(world: World, one: 
     assert one.calls("head", "list_page") == asked
     first.close()
     assert world.body("f") == b"ours"
+
+
+@promise("S-161")
+@pytest.mark.parametrize("how", ["create", "rename"])
+def test_a_file_does_not_hide_what_another_client_has_just_put_below_its_name(
+    world: World, one: Client, how: str
+) -> None:
+    """On a server that can't have both (MinIO), the objects below would be out of reach."""
+    world.bucket.capabilities = Capabilities(hides_below_files=True)
+    one.local.write("f", b"f")
+    one.local.listdir()
+    world.put("g/below", b"theirs")
+    failing(errno.EISDIR, *((one.local.write, "g", b"") if how == "create" else (one.local.rename, "f", "g")))
+    assert world.contents() == {"f": b"f", "g/below": b"theirs"}
+    assert one.local.read("g/below") == b"theirs"
 
 
 @promise("S-161")
