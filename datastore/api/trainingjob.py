@@ -346,7 +346,7 @@ class MountedDatastore(Part):
     sub_path: SubPath = Field(
         "",
         description="Show only this directory of the Datastore. If it is missing, it is made; with readOnly that is "
-        "an error.",
+        "an error, in a cluster unless the job names the Datastore without readOnly, too.",
     )
 
 
