@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -228,13 +228,22 @@ class SFTPFilesystem(FileServerFilesystem):
     def _lstat(self, node: Node, name: bytes | None = None) -> SFTPAttrs:
         return self._ask("lstat", node, lambda sftp, path, _: _stat(sftp, path, node if name is None else None), name)
 
-    def _opened(self, node: Node | None, sftp: SFTPClient) -> asyncssh.SFTPClientFile | None:
-        """Return the file of one of the node's handles on this session; None if there is none."""
+    async def _opened(self, node: Node | None, sftp: SFTPClient, *, before: Handle | None = None) -> SFTPAttrs | None:
+        """Return the attributes of an open file, by one of its handles on this session; None if there is none. before:
+        only handles that are older than this one."""
         if node is None or not node.opens:
             return None
         with self._lock:
-            handles = [handle for handle in self._handles.values() if handle.node is node and handle.session is sftp]
-        return next((handle.file for handle in handles if handle.file is not None), None)
+            handles = [
+                each
+                for each in takewhile(lambda each: each[1] is not before, self._handles.items())
+                if each[1].node is node
+            ]
+        for fh, handle in handles:
+            async with handle.opening:  # it is not closed meanwhile
+                if fh in self._handles and handle.session is sftp and handle.file is not None:
+                    return await handle.file.stat()
+        return None
 
     def _is_there(self, directory: Node, name: bytes) -> bool:
         try:
@@ -309,7 +318,7 @@ class SFTPFilesystem(FileServerFilesystem):
         known = directory.children.get(name)
 
         async def look(sftp: SFTPClient, path: bytes, repeated: bool) -> tuple[SFTPAttrs, bool]:
-            return await _compared(self._opened(known, sftp), lambda: sftp.lstat(path))
+            return await _compared(lambda: self._opened(known, sftp), lambda: sftp.lstat(path))
 
         try:
             given, replaced = self._ask("lstat", directory, look, name)
@@ -541,14 +550,10 @@ class SFTPFilesystem(FileServerFilesystem):
         """See ops.Filesystem. An open file is asked by its handle: its name may be another file's by now."""
         node, handle = self._nodes.get(ino), self._handles.get(fh)
 
-        async def fstat(sftp: SFTPClient, _repeated: bool) -> SFTPAttrs | None:
-            opened = self._opened(node, sftp)
-            return await opened.stat() if opened is not None else None
-
         def ask() -> AttrReply:
             if handle is not None:
                 return self._reply(node, self._on(handle, "fstat", lambda file: file.stat()))
-            given = self.connection.call("fstat", fstat) if node.opens else None
+            given = self.connection.call("fstat", lambda sftp, _: self._opened(node, sftp)) if node.opens else None
             return self._reply(node, given if given is not None else self._lstat(node))
 
         return await self.loop.lane(ask)
@@ -604,13 +609,17 @@ class SFTPFilesystem(FileServerFilesystem):
 
         async def replaced(sftp: SFTPClient, _repeated: bool) -> bool:
             file = await self._file(handle, sftp)
-            return (await _compared(self._opened(node, sftp), file.stat))[1]
+            return (await _compared(lambda: self._opened(node, sftp, before=handle), file.stat))[1]
 
         self._begin_open(node)
         try:
             self.connection.call("open", lambda sftp, _: self._file(handle, sftp, truncate))
+            fh = self._add(
+                handle
+            )  # before it is compared: of two that are opened at once, the second one sees the first
             if node.opens > 1 and self.connection.call("fstat", replaced):
                 self._gone(node)
+                self._take(fh)
                 self._close(handle)
                 raise FSError(errno.ESTALE)
             if truncate:
@@ -618,7 +627,7 @@ class SFTPFilesystem(FileServerFilesystem):
         except BaseException:
             self._end_open(node)
             raise
-        return OpenReply(self._add(handle))
+        return OpenReply(fh)
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
@@ -635,6 +644,9 @@ class SFTPFilesystem(FileServerFilesystem):
                     raise
                 ((node, entry),) = self._entries(directory, [(name, self._lstat(directory, name))])
                 return entry, self._open(node, request.flags)
+            known = directory.children.get(name)
+            if known is not None and known.opens:  # another client removed it
+                self._gone(known)
             ((node, entry),) = self._entries(directory, [(name, given)])
             handle.node = node
             self._begin_open(node)
@@ -708,6 +720,11 @@ class SFTPFilesystem(FileServerFilesystem):
             self._table.add(fh, handle.node.ino, handle.flags, "", 0)
         return fh
 
+    def _take(self, fh: Fh) -> Handle | None:
+        with self._lock:
+            self._table.remove(fh)
+            return self._handles.pop(fh, None)
+
     def _handle(self, ino: Ino, fh: Fh, flags: int) -> tuple[Handle, bool]:
         """Return the handle, and whether it is for this call only: for an unknown `fh` the inode's file is opened."""
         handle = self._handles.get(fh)
@@ -715,9 +732,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def release(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
-        with self._lock:
-            handle = self._handles.pop(fh, None)
-            self._table.remove(fh)
+        handle = self._take(fh)
         if handle is not None:
             await self.loop.lane(self._release, handle)
 
@@ -730,8 +745,9 @@ class SFTPFilesystem(FileServerFilesystem):
 
     def _close(self, handle: Handle) -> None:
         async def close(sftp: SFTPClient, repeated: bool) -> None:
-            if handle.session is sftp and handle.file is not None:
-                await handle.file.close()
+            async with handle.opening:
+                if handle.session is sftp and handle.file is not None:
+                    await handle.file.close()
 
         self.connection.call("close", close)
 
@@ -904,23 +920,21 @@ async def _stat(sftp: SFTPClient, path: bytes, node: Node | None) -> SFTPAttrs:
 
 
 async def _compared(
-    opened: asyncssh.SFTPClientFile | None, look: Callable[[], Awaitable[SFTPAttrs]]
+    ask_open: Callable[[], Awaitable[SFTPAttrs | None]], ask_name: Callable[[], Awaitable[SFTPAttrs]]
 ) -> tuple[SFTPAttrs, bool]:
-    """Return the attributes of what has a file's name, as `look` asks for them, and whether it is another file than the
-    one that is open. SFTP has no inode numbers, so that this is seen by time and size only. The open file is asked
-    before and after `look`, because it may be being written; if it changes all the time, it counts as the same."""
-    if opened is None:
-        return await look(), False
-    before = await opened.stat()
+    """Return the attributes of what has a file's name, and whether it is another file than the one that is open. SFTP
+    has no inode numbers, so that this is seen by time and size only. The open file is asked before and after its name,
+    because it may be being written; if it changes all the time, it counts as the same."""
+    before = await ask_open()
+    there = await ask_name()
     for _ in range(COMPARED_TIMES):
-        there = await look()
-        if _version(there) == _version(before):
+        if before is None or _version(there) == _version(before):
             return there, False
-        after = await opened.stat()
-        if _version(after) == _version(before):
+        after = await ask_open()
+        if after is not None and _version(after) == _version(before):
             return there, True
-        before = after
-    return before, False
+        before, there = after, await ask_name()
+    return there, False
 
 
 def _version(given: SFTPAttrs) -> tuple[int | None, int | None]:

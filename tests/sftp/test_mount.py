@@ -10,8 +10,10 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -239,6 +241,41 @@ def test_an_open_file_that_another_client_replaces_is_not_read_in_its_place(area
             (there / "new").replace(there / "f")
             assert (area / "f").read_bytes() == b"new" * 100_000
             assert held.read() == b"old" * 100_000
+
+
+@promise("S-274")
+def test_a_file_that_another_client_replaces_again_and_again_is_read_whole(area: Path, there: Path) -> None:
+    """By many at once, who open and close it all the time."""
+    (there / "f").write_bytes(b"0" * 10_000)
+    ended, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not ended.is_set():
+            try:
+                file = (area / "f").open("rb", buffering=0)
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # it was replaced again while the kernel tried again
+                    raise
+                continue
+            with file:
+                content = file.read(100)
+                time.sleep(0.01)
+                content += file.read()
+            if content != content[:1] * (10_000 + int(content[:1])):
+                wrong.append(content)
+
+    with ThreadPoolExecutor(3) as readers:
+        reading = [readers.submit(read) for _ in range(3)]
+        try:
+            for number in range(100):
+                (there / "new").write_bytes(b"%d" % (number % 10) * (10_000 + number % 10))
+                (there / "new").replace(there / "f")
+                time.sleep(0.03)
+        finally:
+            ended.set()
+        for each in reading:
+            each.result()
+    assert not wrong
 
 
 @promise("S-275")
