@@ -614,19 +614,20 @@ class SFTPFilesystem(FileServerFilesystem):
         self._begin_open(node)
         try:
             self.connection.call("open", lambda sftp, _: self._file(handle, sftp, truncate))
-            fh = self._add(
-                handle
-            )  # before it is compared: of two that are opened at once, the second one sees the first
-            if node.opens > 1 and self.connection.call("fstat", replaced):
-                self._gone(node)
-                self._take(fh)
-                self._close(handle)
-                raise FSError(errno.ESTALE)
-            if truncate:
-                node.seen = None
         except BaseException:
             self._end_open(node)
             raise
+        fh = self._add(handle)  # before it is compared: of two that are opened at once, the second one sees the first
+        try:
+            if node.opens > 1 and self.connection.call("fstat", replaced):
+                self._gone(node)
+                raise FSError(errno.ESTALE)
+        except BaseException:
+            self._take(fh)
+            self._release(handle)
+            raise
+        if truncate:
+            node.seen = None
         return OpenReply(fh)
 
     async def create(

@@ -128,17 +128,20 @@ def test_errors_say_what_a_disk_would(area: Path) -> None:
 @promise("S-273")
 def test_a_path_that_is_too_long_for_the_server_is_said_so(area: Path) -> None:
     """A program gets there step by step, by short paths."""
-    at, depth = os.open(area, os.O_RDONLY), 0
+    reached = [os.open(area, os.O_RDONLY)]
+
+    def go_down() -> None:
+        while len(reached) < 30:
+            os.mkdir("d" * 200, dir_fd=reached[-1])
+            reached.append(os.open("d" * 200, os.O_RDONLY, dir_fd=reached[-1]))
+
     try:
         with pytest.raises(OSError, match="File name too long"):
-            for depth in range(30):
-                os.mkdir("d" * 200, dir_fd=at)
-                deeper = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
-                os.close(at)
-                at = deeper
+            go_down()
     finally:
-        os.close(at)
-    assert 15 < depth < 21
+        for each in reached:
+            os.close(each)
+    assert 16 < len(reached) < 22
     shutil.rmtree(area / ("d" * 200))
 
 
