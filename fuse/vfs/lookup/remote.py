@@ -130,8 +130,13 @@ class Remote:
     async def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
         """Take in new versions that another client wrote of objects whose earlier version is open here."""
         for node, listed in suspects:
-            if await self._accept(node, listed):
+            if node.asked_at > listed_at or not self.is_replaced(node, listed):
+                continue  # another call has asked for it since, and the node may have moved on
+            goes_on = await self._accept(node, listed)
+            if goes_on:
                 facts.listed(self._core, node, listed, listed_at)
+            elif goes_on is None:
+                await self.head(node)
 
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; return the open files that were replaced, for settle()."""
@@ -275,8 +280,10 @@ class Remote:
             return await self._missing(node, was)
         if isinstance(answer, StoreError):
             raise answer
-        if node.asked_as == was and self.is_replaced(node, answer) and not await self._accept(node, answer):
-            return False
+        if node.asked_as == was and self.is_replaced(node, answer):
+            goes_on = await self._accept(node, answer)
+            if not goes_on:
+                return goes_on
         if node.asked_as != was:
             return None
         self._take(node, answer, learn)
@@ -364,20 +371,24 @@ class Remote:
         free = node.staged is None and not node.pinned and seen.size == node.size
         return in_use and not free
 
-    async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool:
+    async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool | None:
         """Take in that another client wrote an object that is open here. Return True if it only grew: the node goes on
-        as the newer version. Else it keeps its version and loses its name, like a file that a rename replaces.
+        as the newer version. Else it keeps its version and loses its name, like a file that a rename replaces. Return
+        None, for the store to be asked again, if it does not have the newer version any more: a log grows all the time.
         """
         old = node.version()
         # A writer keeps the version that it opened: the kernel decides at which end of it an append goes.
         followable = node.staged is None and not node.writers and 0 < old.size < seen.size
         new = ObjectVersion(old.key, seen.etag, seen.size)
-        if followable and await grew(self._core, old, new):
-            if not self._core.notifier.is_local(node.ino):
-                return True
-            with suppress(PreconditionFailed, NotFound):  # a passthrough file must get the appended bytes as well
-                if await self._core.passthrough.grow(node.ino, new, self._core.reader.fetch):
+        try:
+            if followable and await grew(self._core, old, new):
+                if not self._core.notifier.is_local(node.ino):
                     return True
+                # A passthrough file must get the appended bytes as well.
+                if await self._core.passthrough.grow(node.ino, old, new, self._core.reader.fetch):
+                    return True
+        except (PreconditionFailed, NotFound):
+            return None
         if not node.gone:
             self.lost(node)
         return False

@@ -24,17 +24,16 @@ _STEP = 32 << 20
 
 
 async def grew(core: Core, old: ObjectVersion, new: ObjectVersion) -> bool:
-    """Whether `new` is `old` with bytes appended; this fetches bytes of the new version. Errors: StoreError."""
+    """Whether `new` is `old` with bytes appended; this fetches bytes of the new version. Errors: StoreError;
+    PreconditionFailed or NotFound if the store does not have `new` any more.
+    """
     start = max(0, old.size - TAIL_CHECK)
     held = core.reader.held(old, start, old.size)
     if held is None and old.size > DIGEST_CHECK:
         return False
-    try:
-        if held is None:
-            return await _begins_with(core, new, old)
-        return bytes(held) == await core.reader.fetch(new, start, old.size - start)
-    except (PreconditionFailed, NotFound):
-        return False
+    if held is None:
+        return await _begins_with(core, new, old)
+    return bytes(held) == await core.reader.fetch(new, start, old.size - start)
 
 
 async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:

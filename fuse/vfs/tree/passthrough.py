@@ -88,14 +88,19 @@ class PassthroughFiles:
         self._change(ino, lambda fd: write_fully(fd, memoryview(bytes(length)), offset))
 
     async def grow(
-        self, ino: Ino, new: ObjectVersion, fetch: Callable[[ObjectVersion, int, int], Awaitable[bytes]]
+        self,
+        ino: Ino,
+        old: ObjectVersion,
+        new: ObjectVersion,
+        fetch: Callable[[ObjectVersion, int, int], Awaitable[bytes]],
     ) -> bool:
-        """Append what another client appended; return whether the file has it. Errors: whatever fetch() raises."""
+        """Append what another client appended; return whether the file has it. Errors: whatever fetch() raises; the
+        next call then begins at the end of `old` again.
+        """
         file = self._files.get(ino)
         if file is None or not file.right:
             return False
-        start = os.fstat(file.fd).st_size
-        for at in range(start, new.size, _STEP):
+        for at in range(old.size, new.size, _STEP):
             body = await fetch(new, at, min(_STEP, new.size - at))
             if self._files.get(ino) is not file:
                 return False  # the file was closed during the fetch

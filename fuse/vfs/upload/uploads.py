@@ -67,7 +67,7 @@ class Uploads:
         return staged
 
     def restart(self, node: Node) -> StagedFile:
-        """As stage(), for a file that becomes empty: nothing earlier stays in it, so that the last close wins (S-32)."""
+        """As stage(), for a file that becomes empty: nothing earlier stays in it, so the last close wins (S-32)."""
         staged = self.stage(node)
         if not self._core.settings.refuse_conflicts:
             staged.expects, staged.stuck, staged.error = None, False, ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from datastore.errors import PreconditionFailed
 from datastore.fuse.data.blockcache import BlockCache
 from datastore.fuse.ops import Ino
 from datastore.fuse.store.base import ETag, ObjectVersion
@@ -82,10 +83,35 @@ def test_what_another_client_appended_is_fetched(cache: BlockCache, monkeypatch:
     async def fetch(_: ObjectVersion, start: int, size: int) -> bytes:
         return grown[start : start + size]
 
-    assert not resolve(files.grow(INO, VERSION, fetch))
+    assert not resolve(files.grow(INO, VERSION, VERSION, fetch))
     fd = files.offer(INO, VERSION)
     new = ObjectVersion("k", ETag("f"), len(grown))
-    assert resolve(files.grow(INO, new, fetch))
+    assert resolve(files.grow(INO, VERSION, new, fetch))
+    assert content(fd) == grown
+    files.close()
+
+
+@promise("S-52", "S-31")
+def test_what_was_replaced_while_it_was_fetched_is_fetched_anew(
+    cache: BlockCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the version that went is left between the bytes of the one that came."""
+    monkeypatch.setattr(passthrough, "_STEP", 7)
+    files = PassthroughFiles(cache, the_loop())
+    grown = BODY + b"more than seven bytes"
+
+    async def goes(_: ObjectVersion, start: int, size: int) -> bytes:
+        if start > len(BODY):
+            raise PreconditionFailed("it has another version", key="k")
+        return b"!" * size
+
+    async def fetch(_: ObjectVersion, start: int, size: int) -> bytes:
+        return grown[start : start + size]
+
+    fd = files.offer(INO, VERSION)
+    with pytest.raises(PreconditionFailed):
+        resolve(files.grow(INO, VERSION, ObjectVersion("k", ETag("e"), len(grown)), goes))
+    assert resolve(files.grow(INO, VERSION, ObjectVersion("k", ETag("f"), len(grown)), fetch))
     assert content(fd) == grown
     files.close()
 

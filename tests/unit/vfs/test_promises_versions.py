@@ -143,6 +143,68 @@ def test_who_has_an_object_open_for_writing_does_not_follow_it(world: World, one
     assert world.body("log") == b"first\ntheirs\n"
 
 
+@promise("S-31")
+@pytest.mark.parametrize("walks", [False, True])
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_an_object_that_grows_again_meanwhile_is_followed(world: World, one: Client, size: int, walks: bool) -> None:
+    """A log to which another client appends just while this one looks at the growth before."""
+    log = os.urandom(size)
+    world.put("log", log)
+    more = iter([b"third line\n", b"fourth line\n"])
+
+    def grows_again(_: int, method: str) -> None:
+        nonlocal log
+        if method == "get" and (line := next(more, b"")):
+            log += line
+            world.put("log", log)
+
+    with one.local.opened("log") as file:
+        assert file.read() == log
+        log += b"second line\n"
+        world.put("log", log)
+        world.later()
+        one.faulty.plan = grows_again
+        if walks:
+            one.local.listdir()
+        assert one.local.stat("log").ino == file.ino
+        assert file.stat().size == len(log)
+        assert file.read() == log
+        assert not list(more), "it grew again meanwhile"
+        world.later()
+        one.local.listdir()
+        assert one.local.stat("log").ino == file.ino
+
+
+@promise("S-31")
+@pytest.mark.parametrize("grows", [False, True])
+def test_growth_that_another_call_saw_first_is_followed(world: World, one: Client, grows: bool) -> None:
+    """While one listing is taken in, an open looks at a file of it. grows: and finds a version newer than listed."""
+    logs = {"a": b"first line\n", "b": b"first line\n"}
+    for name, log in logs.items():
+        world.put(name, log)
+
+    def looks(_: int, method: str) -> None:
+        if method == "get":
+            one.faulty.plan = no_faults
+            world.later(0.01)
+            if grows:
+                logs["b"] += b"third line\n"
+                world.put("b", logs["b"])
+            one.local.open("b", os.O_WRONLY).close()
+
+    with one.local.opened("a") as first, one.local.opened("b") as second:
+        assert first.read() == second.read() == b"first line\n"
+        for name in logs:
+            logs[name] += b"second line\n"
+            world.put(name, logs[name])
+        world.later()
+        one.faulty.plan = looks
+        one.local.listdir()
+        assert one.faulty.plan is no_faults
+        assert one.local.stat("b").ino == second.ino
+        assert [first.read(), second.read()] == [logs["a"], logs["b"]]
+
+
 @promise("S-32")
 def test_the_last_close_wins_whole(world: World, one: Client, other: Client) -> None:
     """Two who write one file anew: never a mixture."""
