@@ -332,7 +332,9 @@ class Uploads:
         return ""
 
     async def forget(self, path: str) -> int:
-        """Drop unsent files, by key or path, that belong to no node or failed and are not open; return how many."""
+        """Drop unsent files that belong to no node, or failed and are not open, by the path that unsent() shows, else
+        by their path in this mount; return how many.
+        """
         core = self._core
         nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
         named = set()
@@ -341,8 +343,10 @@ class Uploads:
                 if node.staged is not None and node.staged.error and not node.handles:
                     named.add(node.staged.name)
                     self.set_aside(node)
-        keys = (path, core.nodes.root.key + path)
-        named.update(name for name, left in self.orphans.files.items() if left.to.key in keys)
+        named.update(name for name, left in self.orphans.files.items() if left.to.key == path)
+        if not named:
+            key = core.nodes.root.key + path
+            named.update(name for name, left in self.orphans.files.items() if left.to.key == key)
         for name in named:
             await self.orphans.drop(name)
         return len(named)

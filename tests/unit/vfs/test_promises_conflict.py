@@ -86,6 +86,23 @@ def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> No
     assert resolve(again.fs.uploads.forget("f")) == 0
 
 
+@promise("S-47")
+def test_a_discard_drops_the_file_that_is_listed_so_and_no_other(world: World) -> None:
+    """Below a prefix p/ the files f and p/f of the mount are kept as p/f and p/p/f: p/f means the first alone."""
+    mount = world.client(conflict="fail", prefix="p/")
+    mount.local.mkdir("p")
+    for name in ("f", "p/f"):
+        file = mount.local.open(name, os.O_WRONLY | os.O_CREAT)
+        file.write(b"ours")
+        world.put(f"p/{name}", b"theirs")
+        failing(errno.ESTALE, file.close)
+    assert [row["path"] for row in mount.fs.uploads.unsent()] == ["p/f", "p/p/f"]
+    assert resolve(mount.fs.uploads.forget("p/f")) == 1
+    assert [row["path"] for row in mount.fs.uploads.unsent()] == ["p/p/f"]
+    assert resolve(mount.fs.uploads.forget("p/f")) == 1, "by its path in the mount"
+    mount.nothing_left()
+
+
 @promise("S-32", "S-47")
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("conflict", ["lastWriterWins", "fail"])
