@@ -7,7 +7,7 @@ from hashlib import md5
 
 from datastore.errors import NotFound, PreconditionFailed
 
-from ...store.base import ObjectVersion
+from ...store.base import ObjectInfo, ObjectVersion
 from . import facts
 from .core import Core
 from .nodes import Node
@@ -19,6 +19,8 @@ DIGEST_CHECK = 8 << 20
 UNREAD_CHECK = 256 << 20
 """The same limit for a reader that would get ESTALE otherwise; the check fetches bytes that are read next anyway."""
 _MD5 = re.compile("[0-9a-f]{32}")
+_TRIES = 4
+"""How often the present version is asked for while others write it again and again."""
 _STEP = 32 << 20
 """How many bytes are fetched and hashed at once."""
 
@@ -48,19 +50,27 @@ async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
             return True  # another reader has moved the node on
         if node.pinned or not node.lost or node.staged is not None:
             return False
-        try:
-            info = await core.store.head(old.key)
-            new = ObjectVersion(old.key, info.etag, info.size)
-            if new.size <= old.size or not await _begins_with(core, new, old):
-                return False
-        except (PreconditionFailed, NotFound):
+        info = await _grown(core, old)
+        if info is None or node.pinned or not node.lost or node.version() != old:
             return False
-        if node.pinned or not node.lost or node.version() != old:
-            return False
-        facts.replaced(core, node, new.etag, new.size, info.mtime_ns)
+        facts.replaced(core, node, info.etag, info.size, info.mtime_ns)
         if node.parent is not None and node.name not in node.parent.children:
             core.nodes.reattach(node)
         return True
+
+
+async def _grown(core: Core, old: ObjectVersion) -> ObjectInfo | None:
+    """Return what the store says of the present version, if that is `old` with bytes appended."""
+    for _ in range(_TRIES):
+        try:
+            info = await core.store.head(old.key)
+            new = ObjectVersion(old.key, info.etag, info.size)
+            return info if new.size > old.size and await _begins_with(core, new, old) else None
+        except PreconditionFailed:
+            continue  # it was written again since the HEAD, as a log is
+        except NotFound:
+            break
+    return None
 
 
 async def _begins_with(core: Core, new: ObjectVersion, old: ObjectVersion) -> bool:

@@ -522,6 +522,27 @@ def test_large_growth_is_followed(world: World, one: Client, noticed: bool) -> N
         assert file.stat().size == len(body + more)
 
 
+@promise("S-147", "S-31")
+def test_growth_that_goes_on_is_followed_by_who_has_read_nothing(world: World, one: Client) -> None:
+    """The log is appended to again while this mount looks at the growth before."""
+    log = pattern(9 * MIB)
+    world.put("log", log)
+    more = iter([b"second line\n", b"third line\n"])
+
+    def grows(_: int, method: str) -> None:
+        nonlocal log
+        if method == "get" and (line := next(more, b"")):
+            log += line
+            world.put("log", log)
+
+    with one.local.opened("log") as file:
+        one.faulty.plan = grows
+        at = 5 * MIB  # no more than this is read ahead
+        assert bytes(file._call.read(file.ino, file._fh, at, 4096)) == log[at : at + 4096]
+        assert not list(more)
+        assert file.read() == log
+
+
 @promise("S-147")
 def test_readers_at_once_go_on_together(world: World, one: Client) -> None:
     """The kernel reads ahead: several reads of a handle meet the new version at the same time."""
