@@ -414,10 +414,10 @@ class NFSFilesystem(FileServerFilesystem):
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem."""
-        return await self.loop.lane(self._open, self._nodes.get(ino), self._asked(caller), request.flags)
+        return await self.loop.lane(self._open, caller, self._nodes.get(ino), request.flags)
 
-    def _open(self, node: Node, identity: Credentials, flags: int) -> OpenReply:
-        mode = flags & os.O_ACCMODE
+    def _open(self, caller: Caller, node: Node, flags: int) -> OpenReply:
+        identity, mode = self._asked(caller), flags & os.O_ACCMODE
         with self._files.opening(node):
             wanted = calls.READ | calls.MODIFY | calls.EXTEND | calls.EXECUTE
             granted, attributes = self.client.call(calls.access(node.handle, wanted), identity)
@@ -434,7 +434,7 @@ class NFSFilesystem(FileServerFilesystem):
             keep = pages == seen or self._writing(node)
             if not keep:
                 node.pages = seen
-            return OpenReply(self._files.add(node, identity, flags), keep_cache=keep)
+            return OpenReply(self._files.add(node, identity, flags, caller.request), keep_cache=keep)
 
     async def create(
         self, caller: Caller, parent: Ino, name: bytes, mode: int, request: OpenRequest
@@ -451,7 +451,7 @@ class NFSFilesystem(FileServerFilesystem):
             node, attributes = self._look_up(found, directory, name, identity)
             with self._files.opening(node):
                 node.pages = version(attributes)
-                opened = OpenReply(self._files.add(node, identity, request.flags))
+                opened = OpenReply(self._files.add(node, identity, request.flags, caller.request))
             return self._entry(node, attributes), opened
 
         return await self.loop.lane(make)

@@ -136,9 +136,10 @@ class OpenFiles:
                 self._end_open(node)
             raise
 
-    def add(self, node: Node, identity: Credentials, flags: int) -> Fh:
-        """Return a new handle of a directory or, within opening(), of a file."""
-        fh = Fh(next(self._fhs))
+    def add(self, node: Node, identity: Credentials, flags: int, request: int = 0) -> Fh:
+        """Return a new handle of a directory or, within opening(), of a file. request: that of the caller."""
+        fh = Fh(request or next(self._fhs))
+        self.close(fh)  # an earlier process made it for this very open, and died before it answered
         with self._lock:
             self._by_fh[fh] = Handle(node, identity, flags)
             self._table.add(fh, node.ino, flags, as_text(identity), 0)

@@ -599,9 +599,9 @@ class SFTPFilesystem(FileServerFilesystem):
 
     async def open(self, caller: Caller, ino: Ino, request: OpenRequest) -> OpenReply:
         """See ops.Filesystem. The kernel drops its pages, as times in whole seconds do not show every change."""
-        return await self.loop.lane(self._open, self._nodes.get(ino), request.flags)
+        return await self.loop.lane(self._open, caller, self._nodes.get(ino), request.flags)
 
-    def _open(self, node: Node, flags: int) -> OpenReply:
+    def _open(self, caller: Caller, node: Node, flags: int) -> OpenReply:
         """Errors: ESTALE if another client has put another file in the place of an open one. The kernel then looks the
         name up again."""
         handle = Handle(node, flags)
@@ -617,7 +617,7 @@ class SFTPFilesystem(FileServerFilesystem):
         except BaseException:
             self._end_open(node)
             raise
-        fh = self._add(handle)  # before it is compared: of two that are opened at once, the second one sees the first
+        fh = self._add(caller, handle)  # before it is compared: of two that are opened at once, the second one sees the first
         try:
             if node.opens > 1 and self.connection.call("fstat", replaced):
                 self._gone(node)
@@ -644,14 +644,14 @@ class SFTPFilesystem(FileServerFilesystem):
                 if error.errno != errno.EEXIST or request.flags & os.O_EXCL:
                     raise
                 ((node, entry),) = self._entries(directory, [(name, self._lstat(directory, name))])
-                return entry, self._open(node, request.flags)
+                return entry, self._open(caller, node, request.flags)
             known = directory.children.get(name)
             if known is not None and known.opens:  # another client removed it
                 self._gone(known)
             ((node, entry),) = self._entries(directory, [(name, given)])
             handle.node = node
             self._begin_open(node)
-            return entry, OpenReply(self._add(handle))
+            return entry, OpenReply(self._add(caller, handle))
 
         return await self.loop.lane(make)
 
@@ -714,8 +714,11 @@ class SFTPFilesystem(FileServerFilesystem):
             self._nodes.detach(node)
             self._nodes.let_go(node)
 
-    def _add(self, handle: Handle) -> Fh:
-        fh = Fh(next(self._fhs))
+    def _add(self, caller: Caller, handle: Handle) -> Fh:
+        fh = Fh(caller.request or next(self._fhs))
+        before = self._take(fh)
+        if before is not None:  # an earlier process made it for this very open, and died before it answered
+            self._end_open(before.node)
         with self._lock:
             self._handles[fh] = handle
             self._table.add(fh, handle.node.ino, handle.flags, "", 0)

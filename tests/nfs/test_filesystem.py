@@ -311,6 +311,29 @@ def test_when_host_and_process_forget_the_program_is_told(
     resolve(here.fs.stop())
 
 
+@promise("S-260", "S-265")
+@pytest.mark.parametrize("how", ["open", "create"])
+def test_an_open_that_was_done_and_not_answered_is_done_once(location: NFSLocation, tmp_path: Path, how: str) -> None:
+    """The kernel sends it again to the next process, and closes it once: what is removed meanwhile goes with that."""
+    caller, request = ROOT._replace(request=8), OpenRequest(flags=os.O_RDWR)
+
+    def opened(here: Here) -> Fh:
+        if how == "open":
+            return resolve(here.fs.open(caller, here.local.stat("f").ino, request)).fh
+        return resolve(here.fs.create(caller, ROOT_INO, b"f", 0o100644, request))[1].fh
+
+    here = Here(location, tmp_path)
+    here.local.write("f", b"1")
+    opened(here)
+    here = again(here, location, tmp_path)
+    handle, ino = opened(here), here.local.stat("f").ino
+    here.local.unlink("f")
+    assert len(here.local.listdir()) == 1
+    resolve(here.fs.release(ino, handle))
+    assert here.local.listdir() == []
+    resolve(here.fs.stop())
+
+
 @promise("S-262")
 def test_nothing_is_lost_of_a_file_that_was_only_opened(location: NFSLocation, tmp_path: Path) -> None:
     """An earlier mount with this state directory had written to a host that has restarted since."""

@@ -12,7 +12,7 @@ import pytest
 
 from datastore.fuse.kernel import abi, wire
 from datastore.fuse.kernel.dispatch import Header, Operation, call_again
-from datastore.fuse.ops import ROOT_INO, Caller, Ino, Notifier, OpenRequest
+from datastore.fuse.ops import ROOT_INO, Caller, Fh, Ino, Notifier, OpenRequest
 from datastore.fuse.sftp.filesystem import SFTPFilesystem
 from tests.driving import resolve
 from tests.mount.mounts import fails
@@ -80,6 +80,31 @@ def test_a_rename_of_what_is_not_there_any_more_changes_nothing(sshd: SSHServer,
     with unmounted(sshd, tmp_path / "served", tmp_path / "state", resumed=True) as second:
         renamed_again(second, b"old", b"new")
         fails(errno.ENOENT, content, second, old)
+
+
+@promise("S-276", "S-274")
+@pytest.mark.parametrize("how", ["open", "create"])
+def test_an_open_that_was_done_and_not_answered_is_done_once(sshd: SSHServer, tmp_path: Path, how: str) -> None:
+    """The kernel sends it again to the next server, and closes it once: what is removed meanwhile goes with that."""
+    served, state = tmp_path / "served", tmp_path / "state"
+    served.mkdir()
+    state.mkdir()
+    (served / "f").write_bytes(b"x")
+    caller, writes = ME._replace(request=8), OpenRequest(flags=os.O_RDWR | os.O_CREAT)
+
+    def opened(fs: SFTPFilesystem) -> Fh:
+        if how == "open":
+            return resolve(fs.open(caller, known(fs, ROOT_INO, b"f"), READING)).fh
+        return resolve(fs.create(caller, ROOT_INO, b"f", 0o644, writes))[1].fh
+
+    with unmounted(sshd, served, state, resumed=False) as first:
+        opened(first)
+    with unmounted(sshd, served, state, resumed=True) as second:
+        handle, ino = opened(second), known(second, ROOT_INO, b"f")
+        resolve(second.unlink(ME, ROOT_INO, b"f"))
+        assert len(list(served.iterdir())) == 1
+        resolve(second.release(ino, handle))
+        assert list(served.iterdir()) == []
 
 
 @promise("S-274")
