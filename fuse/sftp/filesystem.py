@@ -617,7 +617,7 @@ class SFTPFilesystem(FileServerFilesystem):
         except BaseException:
             self._end_open(node)
             raise
-        fh = self._add(caller, handle)  # before it is compared: of two that are opened at once, the second one sees the first
+        fh = self._add(caller, handle)  # before it is compared: of two opens at once, the second one sees the first
         try:
             if node.opens > 1 and self.connection.call("fstat", replaced):
                 self._gone(node)
