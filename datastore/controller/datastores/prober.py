@@ -281,7 +281,8 @@ class BackendProber:
                 text += "; the controller needs the right to get it (docs/SECURITY.md)"
                 raise Mistake("SecretUnreadable", text) from None
         if body is None:
-            raise Mistake("SecretNotFound", f"there is no Secret {ref.name} in namespace {ref.namespace}")
+            text = f"there is no Secret {ref.name} in namespace {ref.namespace}; make it, and the Datastore goes on"
+            raise Mistake("SecretNotFound", text)
         try:
             return self._secrets.put(ref, for_storage(parse_secret(body)))
         except InvalidManifest as error:

@@ -122,7 +122,7 @@ class Reconciler:
         return counted
 
     def renewed(self, secret: SecretRef) -> frozenset[Key]:
-        """Make the Datastores that use this Secret due for a look, since it came or changed; return their keys."""
+        """Make the Datastores that use this Secret due for a look, as it came, changed or went; return their keys."""
         self._prober.forget_secret(secret)
         keys = self._uses.of(secret)
         for known in (self._known[key] for key in keys if key in self._known):

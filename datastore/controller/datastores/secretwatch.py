@@ -1,7 +1,8 @@
-"""Notices within a second that a Secret in use has changed, by the metadata of Secrets alone.
+"""Notices within a second that a Secret in use has changed or is gone, by the metadata of Secrets alone.
 
 Only the versions of Secrets in use are remembered. Each watch begins with all Secrets that exist, so a change between
-two watches is seen as well. Only the event loop may call this.
+two watches is seen as well. The watch's first bookmark follows them, within a minute: what they lack is gone. Only the
+event loop may call this.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ Raw = Mapping[str, Any]
 RECENT = timedelta(seconds=120)
 """A Secret that changed this shortly before it was first seen may have changed while no replica watched."""
 AGAIN_S = 2.0
+GONE = ""
+"""The version of a Secret that was deleted."""
 
 
 class Uses:
@@ -53,11 +56,16 @@ class Uses:
         """The Datastores that use a Secret."""
         return frozenset(self._users.get(secret, ()))
 
+    def secrets(self, namespace: str) -> set[SecretRef]:
+        """The Secrets in use of a namespace ('' for all)."""
+        return {each for each in self._users if namespace in ("", each.namespace)}
+
 
 class SecretWatch:
-    """Calls changed(secret, version, rotated) for each Secret in use that came or changed.
+    """Calls changed(secret, version, rotated) for each Secret in use that came, changed or went.
 
-    rotated: whether mounts may hold its former keys; False for a Secret that is merely seen for the first time.
+    version: GONE after a deletion. rotated: whether there are new keys while mounts may hold the former ones; False for
+    a Secret that is merely seen for the first time.
     active: whether this replica leads.
     """
 
@@ -92,23 +100,43 @@ class SecretWatch:
             await asyncio.sleep(max(0.0, started + AGAIN_S - asyncio.get_running_loop().time()))
 
     async def _once(self, namespace: str) -> None:
+        unseen = self._uses.secrets(namespace)
         async with aclosing(self._client.watch(SECRETS, namespace)) as events:
             async for kind, metadata in events:
                 if not self._active():
                     # The new leader sees the changes; this replica begins a new watch when it leads again.
                     return
-                if kind in ("ADDED", "MODIFIED"):
+                if kind == "BOOKMARK":
+                    for secret in unseen:
+                        self._gone(secret)
+                    unseen.clear()
+                else:
                     self.saw(kind, metadata)
+                    unseen.discard(_reference(metadata))
 
     def saw(self, kind: str, metadata: Raw) -> None:
-        """Take in one event. kind: ADDED or MODIFIED."""
-        ref = SecretRef(namespace=metadata.get("namespace", ""), name=metadata["name"])
+        """Take in one event. kind: ADDED, MODIFIED or DELETED."""
+        ref = _reference(metadata)
+        if not self._uses.of(ref):
+            return
+        if kind == "DELETED":
+            self._gone(ref)
+            return
         version, before = str(metadata["resourceVersion"]), self._versions.get(ref)
-        if version == before or not self._uses.of(ref):
+        if version == before:
             return
         self._versions[ref] = version
         rotated = before is not None or kind == "MODIFIED" or recent(metadata, datetime.now(UTC))
         self._changed(ref, version, rotated)
+
+    def _gone(self, ref: SecretRef) -> None:
+        if self._versions.get(ref) != GONE:
+            self._versions[ref] = GONE
+            self._changed(ref, GONE, False)
+
+
+def _reference(metadata: Raw) -> SecretRef:
+    return SecretRef(namespace=metadata.get("namespace", ""), name=metadata["name"])
 
 
 def recent(metadata: Raw, now: datetime) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from datastore.api.names import CREDENTIALS
 from datastore.api.resources import Resource
 from datastore.controller.datastores.effective import SecretRef
 from datastore.controller.datastores.rotation import Announcer, to_tell
-from datastore.controller.datastores.secretwatch import SecretWatch, Uses, recent
+from datastore.controller.datastores.secretwatch import GONE, SecretWatch, Uses, recent
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.election import LeaseLost
 from tests.patience import PATIENCE_S
@@ -71,6 +71,62 @@ def test_what_is_seen_for_the_first_time_was_rotated_if_it_changed_lately() -> N
     seen.saw("MODIFIED", "5")
     assert seen.told == [("5", True)]
     assert not recent({"name": "x"}, datetime.now(UTC) + timedelta(hours=1))
+
+
+@promise("S-113")
+def test_a_deletion_is_told_once_and_what_is_made_again_has_new_keys() -> None:
+    seen = Seen()
+    seen.saw("ADDED", "5")
+    for kind, version, name in (("DELETED", "7", "keys"), ("DELETED", "8", "other"), ("ADDED", "9", "keys")):
+        seen.saw(kind, version, name=name)
+    assert seen.told == [("5", False), (GONE, False), ("9", True)]
+
+
+class Watched(Client):
+    """An API server whose watches of Secrets show these events, one watch after the other, and then end."""
+
+    def __init__(self, *watches: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self.watches = list(watches)
+        self.all_were_seen = asyncio.Event()
+
+    async def watch(
+        self, resource: Resource, namespace: str, *, whole: bool = False, version: str = "0"
+    ) -> AsyncGenerator[tuple[str, Any], None]:
+        if not self.watches:
+            self.all_were_seen.set()
+            await asyncio.Event().wait()
+        for kind, name in self.watches.pop(0):
+            place = {"name": name, "namespace": "team"} if name else {}
+            yield kind, {**place, "resourceVersion": "5", "creationTimestamp": LONG_AGO}
+
+
+@promise("S-113")
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ([("ADDED", "other"), ("BOOKMARK", ""), ("BOOKMARK", "")], [("5", False), (GONE, False)]),
+        ([("ADDED", "keys"), ("BOOKMARK", "")], [("5", False)]),
+        ([("ADDED", "other")], [("5", False)]),
+        ([("BOOKMARK", ""), ("ADDED", "keys")], [("5", False), (GONE, False), ("5", True)]),
+    ],
+)
+def test_a_deletion_between_two_watches_is_told_with_the_first_bookmark(
+    monkeypatch: pytest.MonkeyPatch, second: list[tuple[str, str]], told: list[tuple[str, bool]]
+) -> None:
+    """A watch that ends before its bookmark says nothing of what it has not shown."""
+    monkeypatch.setattr("datastore.controller.datastores.secretwatch.AGAIN_S", 0.0)
+    seen: list[tuple[str, bool]] = []
+
+    async def story() -> None:
+        client = Watched([("ADDED", "keys"), ("BOOKMARK", "")], second)
+        watch = SecretWatch(client, uses(), lambda: True, lambda _, version, rotated: seen.append((version, rotated)))
+        running = asyncio.create_task(watch.run(""))
+        await asyncio.wait_for(client.all_were_seen.wait(), PATIENCE_S)
+        running.cancel()
+
+    asyncio.run(story())
+    assert seen == told
 
 
 def pod(name: str = "p", *claims: str, annotation: str = "", inline: str = "", **more: Any) -> dict[str, Any]:
