@@ -56,7 +56,7 @@ WORKLOADS: dict[str, tuple[str, dict[str, tuple[str | int, ...]]]] = {
     "datastore-models": ("models", {**_SHARED, "replicas": ("spec", "replicas")}),
 }
 """Workload -> its part of values.yaml, and where each value stands in it."""
-SWITCHES = {"rotation.yaml": "rotation.enabled"}
+SWITCHES = {"rotation.yaml": "rotation.enabled", "user-rbac.yaml": "userRoles.enabled"}
 """File of the base -> the value that says whether its objects are there."""
 CLAIM_PROBE = "claimProbe.enabled"
 MODELS = "models.enabled"
@@ -124,6 +124,7 @@ def values() -> dict[str, Any]:
         "allowRanges": [],
         "denyRanges": [],
         "rotation": {"enabled": True},
+        "userRoles": {"enabled": True},
         "claimProbe": {"enabled": False},
         "models": {"enabled": False},
         "managedNfs": {"enabled": False},

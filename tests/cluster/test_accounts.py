@@ -10,12 +10,13 @@ import pytest
 import yaml
 
 from datastore.api.names import usage_name
+from datastore.api.resources import DATASTORES, EXPORTS, MODELS, SERVINGS, TRAININGJOBS, VERSIONS, Resource
 from datastore.controller.datastores.claimprobe import pod_for
 from datastore.controller.datastores.effective import effective_spec
 from datastore.controller.datastores.settings import Settings
 from datastore.csi.plugin import STARTUP_TAINT
 from tests.cluster.cluster import Cluster
-from tests.cluster.controlled import ROOT, SYSTEM, answer, datastore_of
+from tests.cluster.controlled import ROOT, SYSTEM, account_kubeconfig, answer, datastore_of
 from tests.cluster.kube import Kube, Manifest
 from tests.promises import promise
 
@@ -125,6 +126,58 @@ def test_the_node_plugin_tells_what_pods_use_of_its_own_node_only(
         assert answer(account, "GET", path, None, "application/json")[0] == 403
     for name in (own, other):
         api_kube.delete("configmap", name, namespace=SYSTEM)
+
+
+ALL_KINDS = (DATASTORES, TRAININGJOBS, MODELS, VERSIONS, EXPORTS, SERVINGS)
+JSON = "application/json"
+
+
+def allowed(account: Path, resource: Resource, space: str) -> set[str]:
+    """What this identity may ask of a kind. No object is made: what is allowed fails later, as 400 or 404."""
+    one = resource.path(space, "none")
+    requests: dict[str, tuple[str, str, Any, str]] = {
+        "list": ("GET", resource.path(space), None, JSON),
+        "get": ("GET", one, None, JSON),
+        "create": ("POST", resource.path(space), {}, JSON),
+        "update": ("PUT", one, {}, JSON),
+        "patch": ("PATCH", one, {}, MERGE),
+        "delete": ("DELETE", one, {}, JSON),
+        "delete all": ("DELETE", resource.path(space), {}, JSON),
+        "see status": ("GET", resource.path(space, "none", "status"), None, JSON),
+        "update status": ("PUT", resource.path(space, "none", "status"), {}, JSON),
+        "patch status": ("PATCH", resource.path(space, "none", "status"), {}, MERGE),
+    }
+    return {what for what, request in requests.items() if answer(account, *request)[0] != 403}
+
+
+@promise("S-422")
+@pytest.mark.parametrize("role", ["view", "edit", "admin"])
+def test_who_has_a_role_of_the_cluster_in_a_namespace_has_our_kinds_there(
+    api_server: Cluster, api_kube: Kube, space: str, tmp_path: Path, role: str
+) -> None:
+    person = f"person-{role}"
+    api_kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": person}}, namespace=SYSTEM)
+    subject = [f"--clusterrole={role}", f"--serviceaccount={SYSTEM}:{person}", f"--namespace={space}"]
+    api_kube.kubectl("create", "rolebinding", person, *subject)
+    account = account_kubeconfig(api_server.kubeconfig, api_kube, tmp_path, person)
+    reads = {"list", "get", "see status"}
+    writes = set() if role == "view" else {"create", "update", "patch", "delete"}
+
+    def aggregated() -> bool:
+        return allowed(account, DATASTORES, space) == reads | writes
+
+    api_kube.wait_for("the rights", aggregated, limit_s=SOON_S)
+    for resource in ALL_KINDS:
+        assert allowed(account, resource, space) == reads | writes, resource.plural
+        assert allowed(account, resource, "default") == set(), resource.plural
+    if writes:
+        local = datastore_of("own", {"local": {"path": "/nowhere"}})
+        assert answer(account, "POST", DATASTORES.path(space), local, JSON)[0] == 201
+        assert answer(account, "PATCH", DATASTORES.path(space, "own"), {"spec": {"readOnly": True}}, MERGE)[0] == 200
+        ready = {"status": {"phase": "Ready"}}
+        assert answer(account, "PATCH", DATASTORES.path(space, "own", "status"), ready, MERGE)[0] == 403
+        assert answer(account, "DELETE", DATASTORES.path(space, "own"), {}, JSON)[0] == 200
+    api_kube.delete("serviceaccount", person, namespace=SYSTEM)
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ ONE_REPLICA = frozenset({"Deployment", "ClusterRole"})
     [
         ("", "manifests", "", frozenset()),
         ("rotation.enabled=false", "manifests", "without-rotation", frozenset()),
+        ("userRoles.enabled=false", "manifests", "without-user-roles", frozenset()),
         ("claimProbe.enabled=true", "manifests", "claim-probe", frozenset()),
         ("podMonitor.enabled=true", "manifests", "monitoring", frozenset()),
         ("namespaces={team}", "manifests/overlays/namespaced", "", ONE_REPLICA),

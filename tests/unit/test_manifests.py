@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from datastore.api.endpoints import ENVIRONMENT, EndpointPolicy
-from datastore.api.names import CREDENTIALS
+from datastore.api.names import CREDENTIALS, GROUP
 from datastore.api.volumecontext import DRIVER
 from datastore.controller.__main__ import _arguments, _settings
 from datastore.controller.datastores import claimprobe
@@ -231,6 +231,31 @@ def test_only_who_mounts_is_privileged() -> None:
 def test_what_runs_the_mount_servers_has_no_token() -> None:
     (daemon,) = (each for each in BASE if each["metadata"]["name"] == "datastore-mount-daemon" and "spec" in each)
     assert daemon["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+@promise("S-422")
+def test_people_read_all_our_kinds_by_view_and_write_them_by_edit_but_no_status() -> None:
+    kinds = {each["spec"]["names"]["plural"] for each in BASE if each["kind"] == "CustomResourceDefinition"}
+    api = "rbac.authorization.k8s.io/aggregate-to-"
+    for name, wanted, of_others in (
+        ("datastore-view", {"get", "list", "watch"}, {"view", "edit", "admin"}),
+        ("datastore-edit", {"create", "update", "patch", "delete"}, {"edit", "admin"}),
+    ):
+        role = of("ClusterRole", name)
+        given = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+        of_status = {(resource, verb) for resource, verb in given if "/" in resource}
+        assert given - of_status == {(kind, verb) for kind in kinds for verb in wanted}
+        assert of_status == ({(f"{kind}/status", "get") for kind in kinds} if name == "datastore-view" else set())
+        assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {GROUP}
+        assert {label for label in role["metadata"]["labels"] if label.startswith(api)} == {
+            api + to for to in of_others
+        }
+
+
+@promise("S-422")
+def test_the_charts_switch_takes_the_roles_of_people_away() -> None:
+    left = {name for _, name in _names(_chart(userRoles={"enabled": False}), "ClusterRole")}
+    assert {name for _, name in _names(_chart(), "ClusterRole")} - left == {"datastore-view", "datastore-edit"}
 
 
 def test_no_rule_has_a_wildcard() -> None:
