@@ -48,11 +48,14 @@ READ_ONLY_TTL_S = 60.0
 
 
 _LEAST_UPLOAD_LIMIT = format_quantity(LEAST_UPLOAD_LIMIT_BYTES)
-_OTHER_DATA = "it says which data this is; make another Datastore for other data"
+_OTHER_DATA = (
+    "make another Datastore for other data; to correct this one, delete it and apply it again: with reclaimPolicy "
+    "Retain its data stays"
+)
 
 
 def _immutable(*fields: str, optional: tuple[str, ...] = ()) -> list[dict[str, str]]:
-    return immutable(*fields, optional=optional, why=_OTHER_DATA)
+    return immutable(*fields, optional=optional, why=f"it says which data this is; {_OTHER_DATA}")
 
 
 class S3(Part):
@@ -231,7 +234,7 @@ def _spec_rules() -> list[dict[str, str]]:
     kinds = [
         {
             "rule": f"has(self.{name}) == has(oldSelf.{name})",
-            "message": f"the backend can't change ({name} was added or removed); make another Datastore for other data",
+            "message": f"the backend can't change ({name} was added or removed); {_OTHER_DATA}",
             "reason": "FieldValueForbidden",
         }
         for name in BACKENDS

@@ -328,6 +328,20 @@ def test_a_class_that_is_not_there_is_named_and_its_coming_seen(bench: Bench) ->
 
 
 @promise("S-79")
+def test_what_the_refusal_of_an_edit_says_corrects_a_datastore_and_keeps_its_data(bench: Bench) -> None:
+    bench.s3.put_object(Bucket=bench.bucket, Key="a", Body=b"1")
+    bench.apply("digits", bench.spec(s3={"endpoint": "http://127.0.0.1:1"}))
+    assert "check the endpoint" in bench.reason("digits", "EndpointUnreachable")
+    for change in (bench.spec(), {"local": {"path": "/a"}}):
+        with pytest.raises(KubeError, match="delete it and apply it again: with reclaimPolicy Retain its data stays"):
+            bench.apply("digits", change)
+    bench.kube.delete("datastore", "digits", namespace=bench.space)
+    bench.apply("digits", bench.spec())
+    bench.ready("digits")
+    assert "a" in bench.objects()
+
+
+@promise("S-79")
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
