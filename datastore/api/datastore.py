@@ -32,6 +32,7 @@ from datastore.api.fields import (
 )
 from datastore.api.names import GROUP as GROUP
 from datastore.api.rules import immutable, rules
+from datastore.api.source import SFTPLocation
 from datastore.units import format_quantity
 
 VERSION = "v1alpha1"
@@ -436,7 +437,7 @@ def location_of(spec: DatastoreSpec) -> str:
     if spec.nfs:
         return f"nfs://{spec.nfs.server}{spec.nfs.path}" if spec.nfs.server else "nfs: an export of its own"
     if spec.sftp:
-        return f"sftp://{spec.sftp.host}{spec.sftp.path}"
+        return str(SFTPLocation(host=spec.sftp.host, path=spec.sftp.path, port=spec.sftp.port))
     if spec.glusterfs:
         return f"glusterfs://{spec.glusterfs.servers[0]}/{spec.glusterfs.volume}{spec.glusterfs.path.rstrip('/')}"
     if spec.claim:

@@ -91,7 +91,10 @@ class SFTPLocation:
     credentials: SSHCredentials | None = None
 
     def __str__(self) -> str:
-        return f"sftp://{self.host}{self.path}"
+        if self.port == 22:
+            return f"sftp://{self.host}{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"sftp://{host}:{self.port}{self.path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

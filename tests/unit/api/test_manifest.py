@@ -250,6 +250,8 @@ def test_endpoints_of_all_kinds_are_taken(endpoint: str) -> None:
         ("nfs: {server: a, path: /b}", "nfs://a/b"),
         ("nfs: {}", "nfs: an export of its own"),
         ("sftp: {host: h, path: /b}", "sftp://h/b"),
+        ("sftp: {host: h, path: /b, port: 2022}", "sftp://h:2022/b"),
+        ("sftp: {host: '::1', path: /b, port: 2022}", "sftp://[::1]:2022/b"),
         ("glusterfs: {servers: [a, c], volume: b}", "glusterfs://a/b"),
         ("claim: {name: a}", "claim:a"),
         ("claim: {storageClassName: a}", "storageclass:a"),

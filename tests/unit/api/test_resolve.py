@@ -195,6 +195,14 @@ def test_unsent_changes_can_not_reach_other_data() -> None:
     assert state_name("a", "/m", "x") != state_name("a", "/n", "x")
 
 
+def test_two_ssh_servers_on_one_host_share_no_state() -> None:
+    """A mount clears what it left of hidden names on its own server, and those are another server's there."""
+    texts = ["{sftp: {host: h, path: /a}}", "{sftp: {host: h, path: /a, port: 2022}}"]
+    specs = [resolved(manifest(text)) for text in texts]
+    assert len({each.state_dir for each in specs}) == len(texts)
+    assert [str(each.source) for each in specs] == ["sftp://h/a", "sftp://h:2022/a"]
+
+
 def test_a_long_name_makes_a_short_directory() -> None:
     assert len(state_name("a" * 253, "/m", "x")) <= 81
 
