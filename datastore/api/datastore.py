@@ -251,12 +251,21 @@ def _spec_rules() -> list[dict[str, str]]:
         "reason": "FieldValueForbidden",
         "fieldPath": ".capacity",
     }
+    a_bucket = f"has(self.s3) || has(self.{CLASS})"
     limits = [
         {
-            "rule": f"!has(self.uploadLimit) || has(self.s3) || has(self.{CLASS})",
-            "message": "uploadLimit is for s3 only",
-            "fieldPath": ".uploadLimit",
+            "rule": f"!has(self.conflict) || self.conflict != 'fail' || {a_bucket}",
+            "message": "conflict: fail is for s3 only",
+            "fieldPath": ".conflict",
         },
+        *(
+            {
+                "rule": f"!has(self.{name}) || {a_bucket}",
+                "message": f"{name} is for s3 only",
+                "fieldPath": f".{name}",
+            }
+            for name in ("writeBack", "uploadLimit")
+        ),
         {
             "rule": "!has(self.uploadLimit) || "
             f"quantity(string(self.uploadLimit)).compareTo(quantity('{_LEAST_UPLOAD_LIMIT}')) >= 0",
@@ -334,13 +343,14 @@ class DatastoreSpec(Part):
         description="What closing a file does when another client has written the file since it was opened. If the "
         "file was written anew here, lastWriterWins replaces the other client's file as a whole, and with fail the "
         "close is an error (ESTALE). If it was changed in part or appended to, the close is always that error and "
-        "replaces nothing. After the error, what was written here is kept on disk (datastore unsent).",
+        "replaces nothing. After the error, what was written here is kept on disk (datastore unsent). fail is for s3 "
+        "only.",
     )
     write_back: WriteBack | None = Field(
         None,
-        description="Let close return as soon as the local disk has the file, and upload the file afterwards. This "
-        "is quicker, but other clients see the file later, and a lost disk loses what was not uploaded. Left out: "
-        "close returns when the backend has the file. fsync always waits for the backend.",
+        description="For s3 only: let close return as soon as the local disk has the file, and upload the file "
+        "afterwards. This is quicker, but other clients see the file later, and a lost disk loses what was not "
+        "uploaded. Left out: close returns when the backend has the file. fsync always waits for the backend.",
     )
 
     upload_limit: SizeBytes | None = Field(
@@ -357,9 +367,9 @@ class DatastoreSpec(Part):
         return bytes_per_s
 
     @model_validator(mode="after")
-    def _limits_a_bucket(self) -> Self:
-        if self.upload_limit is not None and not (self.s3 or self.storage_class_name):
-            raise ValueError("must have uploadLimit only with s3")
+    def _uploads_to_a_bucket(self) -> Self:
+        if self.only_for_s3 and not (self.s3 or self.storage_class_name):
+            raise ValueError(f"must have {self.only_for_s3[0]} only with s3")
         return self
 
     @model_validator(mode="after")
@@ -375,6 +385,16 @@ class DatastoreSpec(Part):
     def backend(self) -> str:
         """Name of the field that is set: 's3', 'nfs', ...; 'storageClassName' if a StorageClass has the backend."""
         return next((name for name in BACKENDS if getattr(self, name) is not None), CLASS)
+
+    @property
+    def only_for_s3(self) -> tuple[str, ...]:
+        """What is set that only a mount of s3 heeds, as a manifest has it."""
+        given = {
+            "conflict: fail": self.conflict == "fail",
+            "writeBack": self.write_back is not None,
+            "uploadLimit": self.upload_limit is not None,
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
 
     @property
     def credentials_secret(self) -> str | None:

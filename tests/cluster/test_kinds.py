@@ -1,4 +1,4 @@
-"""What the API server itself refuses of models, before any controller looks: the CEL rules of the CRDs."""
+"""What the API server itself refuses, mostly of models, before any controller looks: the CEL rules of the CRDs."""
 
 from __future__ import annotations
 
@@ -57,6 +57,23 @@ SERVING = {"model": "digits", "alias": "prod", "replicas": 2}
 def test_a_wrong_object_is_refused(kube: Kube, kind: str, name: str, spec: dict[str, Any], words: str) -> None:
     with pytest.raises(KubeError, match=words):
         kube.apply(made(kind, name, spec), namespace=SPACE)
+
+
+@promise("S-47")
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("conflict", "fail", "conflict: fail is for s3 only"),
+        ("writeBack", {}, "writeBack is for s3 only"),
+        ("uploadLimit", "1Mi", "uploadLimit is for s3 only"),
+    ],
+)
+def test_what_only_a_bucket_heeds_is_refused_elsewhere(kube: Kube, field: str, value: object, words: str) -> None:
+    """Not with a StorageClass, of which the API server does not know the backend."""
+    with pytest.raises(KubeError, match=words):
+        kube.apply(made("Datastore", "d", {"nfs": {"server": "h", "path": "/a"}, field: value}), namespace=SPACE)
+    kube.apply(made("Datastore", "bucket", {"s3": {"bucket": "digits"}, field: value}), namespace=SPACE)
+    kube.apply(made("Datastore", "class", {"storageClassName": "c", field: value}), namespace=SPACE)
 
 
 @promise("S-390")

@@ -200,6 +200,10 @@ def _from_class(spec: DatastoreSpec, metadata: Raw, storage_class: Raw) -> tuple
         where = f"StorageClass {spec.storage_class_name}: parameters"
         raise Mistake("StorageClassInvalid", f"{where}: {error}", permanent=True) from None
     backend = chosen.backend
+    if spec.only_for_s3 and not chosen.s3:
+        where = f"the backend of StorageClass {spec.storage_class_name} is {backend}"
+        text = f"spec.{spec.only_for_s3[0]} is for s3 only, and {where}; leave it out, or choose another class"
+        raise Mistake("InvalidSpec", text, permanent=True)
     update: dict[str, Any] = {backend: getattr(chosen, backend), "storage_class_name": None}
     for name in ("attributes", "metadata_ttl"):
         update[name] = getattr(spec, name) if getattr(spec, name) is not None else getattr(chosen, name)

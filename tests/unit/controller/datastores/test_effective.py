@@ -195,6 +195,25 @@ def test_a_default_class_that_is_none_is_told() -> None:
         effective_spec(gone, None, Settings())
 
 
+@promise("S-47")
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("conflict", "fail", "spec.conflict: fail"),
+        ("writeBack", {}, "spec.writeBack"),
+        ("uploadLimit", "1Mi", "spec.uploadLimit"),
+    ],
+)
+def test_a_class_without_a_bucket_takes_nothing_that_is_for_buckets(field: str, value: object, named: str) -> None:
+    """Else the Datastore would get Ready, and each of its pods wait for a mount that its node refuses."""
+    chosen = {"storageClassName": "nas", field: value}
+    assert refused(chosen, nfs_class()) == (
+        f"InvalidSpec: {named} is for s3 only, and the backend of StorageClass nas is nfs; leave it out, or choose "
+        "another class"
+    )
+    assert effective_spec(body({**OF_CLASS, field: value}), storage_class(**SHARED), Settings()).spec.only_for_s3
+
+
 @promise("S-288")
 def test_the_key_of_an_nfs_host_stays_with_the_controller() -> None:
     found = effective_spec(body(OWN), nfs_class(), Settings())
