@@ -43,10 +43,7 @@ def mount(
         )
     last = ""
     for version in versions_of(location):
-        # Ask the server first: the kernel would wait for minutes for a server that is away, and not say why.
-        asked = version != "3" or location.port
-        if asked and (trouble := ping(address, location.port or PORT, version, ANSWER_TIMEOUT_S)):
-            raise Unreachable(trouble)
+        _ping(location, address, version)
         data = options(location, version, address, metadata_ttl_s=metadata_ttl_s)
         flags = MS_NOSUID | MS_NODEV | (MS_RDONLY if read_only else 0)
         code = _mount(device_of(location), mountpoint, flags, data)
@@ -56,6 +53,19 @@ def mount(
             raise _error(code, location, address, data)
         last = version
     raise Unsupported(f"{location}: the server, or this machine's kernel, does not know NFS version {last}")
+
+
+def reach(location: NFSLocation) -> None:
+    """Ask the server whether it answers, as mount() does first. Errors: Unreachable."""
+    _ping(location, _address(location), versions_of(location)[0])
+
+
+def _ping(location: NFSLocation, address: str, version: str) -> None:
+    """Ask the server first: the kernel would wait for minutes for one that is away, and not say why. Errors:
+    Unreachable."""
+    asked = version != "3" or location.port
+    if asked and (trouble := ping(address, location.port or PORT, version, ANSWER_TIMEOUT_S)):
+        raise Unreachable(trouble)
 
 
 def _address(location: NFSLocation) -> str:

@@ -16,13 +16,13 @@ from rich.text import Text
 from datastore.api.datastore import DEFAULT_CACHE_BYTES, Datastore
 from datastore.api.manifest import Manifest, load
 from datastore.api.resolve import source_in
-from datastore.api.source import GlusterFSLocation, S3Location
+from datastore.api.source import GlusterFSLocation, NFSLocation, S3Location, SFTPLocation
 from datastore.backends import glusterfs
 from datastore.cli.arguments import Output
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.console import Format, one_line, print_json
 from datastore.cli.exitcodes import ExitCode, exit_code_for
-from datastore.cli.findings import Finding, Level, bad, ok, warn
+from datastore.cli.findings import Finding, Level, bad, ok
 from datastore.cli.hostchecks import host_checks
 from datastore.cli.mount import say_credentials
 from datastore.cli.mountarguments import complete_datastores
@@ -103,16 +103,21 @@ def _storage(manifest: Manifest, datastore: Datastore) -> Iterator[Finding]:
         return
     say_credentials(manifest, datastore)
     source = source_in(manifest, datastore)
-    if isinstance(source, GlusterFSLocation):
-        yield _glusterfs(datastore.name, source)
-        return
-    if not isinstance(source, S3Location):
-        yield warn(datastore.name, f"{source} is not asked yet", "mount it to find out")
-        return
-    # Not imported at the top: the S3 libraries take a second to load, and are needed only here.
-    from datastore.cli.storechecks import store_checks
+    # Not imported at the top: what asks a storage takes up to a second to load, and is needed only here.
+    if isinstance(source, S3Location):
+        from datastore.cli.storechecks import store_checks
 
-    yield from store_checks(datastore.name, source, read_only=datastore.spec.read_only)
+        yield from store_checks(datastore.name, source, read_only=datastore.spec.read_only)
+    elif isinstance(source, NFSLocation):
+        from datastore.cli.fileserverchecks import nfs_check
+
+        yield nfs_check(datastore.name, source)
+    elif isinstance(source, SFTPLocation):
+        from datastore.cli.fileserverchecks import sftp_check
+
+        yield sftp_check(datastore.name, source)
+    elif isinstance(source, GlusterFSLocation):
+        yield _glusterfs(datastore.name, source)
 
 
 def _glusterfs(name: str, source: GlusterFSLocation) -> Finding:

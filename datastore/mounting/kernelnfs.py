@@ -32,11 +32,14 @@ _SYS_FSOPEN = 430
 
 
 def mounts(spec: MountSpec) -> bool:
-    """Return whether the kernel is to make this mount: it is an export, we are root, the kernel has an NFS client, and
-    nothing is requested that only our own server has (another transport, metrics)."""
-    if not isinstance(spec.source, NFSLocation) or os.geteuid() or spec.transport != "kernel" or spec.metrics:
-        return False
-    return nfsclient.in_this_kernel() or _loaded()
+    """Return whether the kernel is to make this mount: it is an export, is_used(), and nothing is requested that only
+    our own server has (another transport, metrics)."""
+    return isinstance(spec.source, NFSLocation) and spec.transport == "kernel" and not spec.metrics and is_used()
+
+
+def is_used() -> bool:
+    """Return whether the kernel makes mounts of exports: we are root, and it has an NFS client."""
+    return os.geteuid() == 0 and (nfsclient.in_this_kernel() or _loaded())
 
 
 def _loaded() -> bool:

@@ -10,10 +10,8 @@ from datastore.errors import InvalidManifest
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
 from ..loop import Loop
-from .client import Client
+from .client import FIRST_CONNECTION_S, Client
 from .filesystem import NFSFilesystem
-
-FIRST_CONNECTION_S = 15.0
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:

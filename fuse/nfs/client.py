@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CONNECT_S = 10.0
 """The timeout, in seconds, of each step of connecting: to reach a program (with the portmapper), MOUNT, and FSINFO."""
+FIRST_CONNECTION_S = 15.0
+"""How long a new mount, or `doctor`, waits for the first attempt to connect."""
 OUTAGE_S = 600.0
 """How long a call waits for a server that does not answer: its host may restart, or its pod move to another node."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0

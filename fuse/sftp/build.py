@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import stat
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import SFTPLocation
-from datastore.errors import AccessDenied, InvalidManifest, NotFound
+from datastore.errors import InvalidManifest
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
 from ..loop import Loop
-from ..ops import ROOT_INO, Fh, FSError
 from .connection import Connection
 from .filesystem import SFTPFilesystem
+from .probe import look
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
@@ -27,6 +25,8 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
         raise InvalidManifest(f"{location} is no directory of an SSH server")
     connection = Connection(location)
     connection.start(wait=not resumed)
+    if not resumed:
+        look(connection)
     state = Path(spec.state_dir)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     listing_bytes = spec.memory_bytes // 4
@@ -40,18 +40,4 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
         listing_bytes=listing_bytes,
         resumed=resumed,
     )
-    if not resumed:
-        _check(filesystem, location)
     return MountedFileServer(filesystem, spec)
-
-
-def _check(filesystem: SFTPFilesystem, location: SFTPLocation) -> None:
-    try:
-        filesystem.owner()
-        attr = filesystem.loop.run(filesystem.getattr(ROOT_INO, Fh(0))).attr
-    except FSError as error:
-        if error.errno == errno.EACCES:
-            raise AccessDenied(f"the login at {location.host} may not look at {location.path}") from None
-        raise NotFound(f"{location.host} has no directory {location.path}: make it there first") from None
-    if not stat.S_ISDIR(attr.mode):
-        raise NotFound(f"{location.path} at {location.host} is no directory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,8 +35,11 @@ class Laptop:
 
     def call(self, *words: str) -> str:
         """`datastore WORDS`. Errors: AssertionError with what it said."""
+        return self.guest.run(*self._command(*words))
+
+    def _command(self, *words: str) -> list[str]:
         places = [f"XDG_{kind}_HOME={self.folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")]
-        return self.guest.run("env", *places, f"{CHECKOUT}/.venv/bin/datastore", *words)
+        return ["env", *places, f"{CHECKOUT}/.venv/bin/datastore", *words]
 
     def mount(self, path: str, *options: str) -> None:
         metadata = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": NAME}}
@@ -46,6 +50,13 @@ class Laptop:
 
     def status(self) -> Any:
         return json.loads(self.call("status", "-o", "json", self.path))
+
+    def doctor(self) -> tuple[str, str]:
+        """What `datastore doctor` finds of the export."""
+        command = shlex.join(self._command("doctor", "-o", "json", f"{self.folder}/datastore.yaml"))
+        found = json.loads(self.guest.shell(f"{command} || true"))[-1]
+        assert found["check"] == NAME
+        return found["level"], found["text"]
 
     def mounted(self) -> str:
         """The lines of the mount table for it."""
@@ -67,6 +78,8 @@ def test_root_mounts_by_the_kernel_and_can_leave_a_server_that_is_away(
     path = export()
     with pytest.raises(AssertionError, match="has no such export for this machine"):
         laptop.mount(f"{path}-not")
+    level, said = laptop.doctor()
+    assert (level, "NFS version 3: " in said, "there is no such export" in said) == ("warn", True, True)
     assert laptop.guest.shell(f"ls {laptop.folder}") == "datastore.yaml\nstate\n"
     laptop.mount(path)
     assert " nfs4 " in laptop.mounted()
@@ -75,6 +88,7 @@ def test_root_mounts_by_the_kernel_and_can_leave_a_server_that_is_away(
     assert nfs_host.shell(f"cat {path}/y; sync") == "here\n"
     seen = laptop.status()
     assert (seen["state"], seen["storage"]) == ("mounted", None)
+    assert laptop.doctor() == ("ok", f"nfs://{laptop.server}{path}: the server answers and lets this machine mount it")
     assert seen["via"] == {"transport": "kernel", "why": "root mounts by the kernel's NFS client, here version 4.2"}
     laptop.guest.shell(f"cd {laptop.path}; sleep 3000 >/dev/null 2>&1 & echo $! >/run/user-of-it")
     with pytest.raises(AssertionError, match="busy"):
@@ -88,6 +102,8 @@ def test_root_mounts_by_the_kernel_and_can_leave_a_server_that_is_away(
         silent = laptop.status()["storage"]
         assert f"the NFS server {nfs_host.address} does not answer" in silent["error"]
         assert "since" not in silent
+        level, said = laptop.doctor()
+        assert (level, "does not answer on port 2049" in said) == ("fail", True)
         with pytest.raises(AssertionError, match="lets go of it all the same"):
             laptop.call("umount", laptop.path)
         laptop.call("umount", "--force", laptop.path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import json
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 
 from tests.mount.mounts import error_of, fails, runs
 from tests.nfs.host.guest import Guest
+from tests.nfs.host.network import GATEWAY
 from tests.nfs.host.server import FOR_ALL, NFSServer
 from tests.nfs.mounts import TTL_S, ExportMount, digest, mounted, on_the_host
 from tests.patience import eventually
@@ -361,6 +364,28 @@ def test_a_plain_user_mounts_it(nfs_host: NFSServer, export: Callable[..., str],
         said = out.read_text()
         assert "hello\nd\nf\n" in said
         assert f"\n{place.uid}\n" in said
+
+
+@promise("S-270")
+def test_doctor_says_what_a_mount_would_say(
+    nfs_host: NFSServer, export: Callable[..., str], clean_environment: Path
+) -> None:
+    """With the same exit code, and nothing else."""
+    good, not_mine = export(), export(clients="10.99.0.77")
+    for server, path, level in (
+        (nfs_host.address, good, "ok"),
+        (nfs_host.address, not_mine, "fail"),
+        (nfs_host.address, f"{good}/none", "fail"),
+        (GATEWAY, "/x", "fail"),
+    ):
+        mount = ExportMount(server, path, Path(tempfile.mkdtemp(prefix="n", dir=clean_environment)))
+        done = mount.try_mount()
+        doctor = mount.command("doctor", mount.folder / "datastore.yaml", "-o", "json")
+        if level == "ok":
+            mount.end()
+        (found,) = (each for each in json.loads(doctor.stdout) if each["check"] == NAME)
+        assert (found["level"], doctor.returncode, doctor.stderr) == (level, done.returncode, "")
+        assert level == "ok" or found["text"] in done.stderr
 
 
 @promise("S-266")

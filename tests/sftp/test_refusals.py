@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.promises import promise
 from tests.sftp.mounts import DirectoryMount
 from tests.sftp.sshd import SSHServer, running
+from tests.tools.mounting import NAME
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user, pytest.mark.timeout(600)]
 
@@ -19,14 +21,27 @@ OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBU
 
 
 def refused(server: SSHServer, home: Path, directory: str | None = None, **sftp: Any) -> str:
-    """What the command says in its one line; of a server that it waited too long for it would say something else."""
+    """What the command says in its one line; of a server that it waited too long for it would say something else. What
+    `doctor` says of it, and its exit code, are the same."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir=home))
     mount = DirectoryMount(server, Path(directory or folder), folder, sftp=sftp)
     done = mount.try_mount()
     assert done.returncode != 0
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
+    doctor, said = asked(mount)
+    assert (doctor, said["level"]) == (done.returncode, "fail")
+    assert said["text"] in lines[0]
+    assert said["todo"]
     return lines[0]
+
+
+def asked(mount: DirectoryMount) -> tuple[int, dict[str, Any]]:
+    """The exit code of `doctor`, and what it finds of the storage; it has nothing else to say."""
+    done = mount.command("doctor", mount.folder / "datastore.yaml", "-o", "json")
+    assert done.stderr == ""
+    (found,) = (each for each in json.loads(done.stdout) if each["check"] == NAME)
+    return done.returncode, found
 
 
 @promise("S-278")
@@ -77,6 +92,11 @@ def test_the_users_own_known_hosts_and_keys(sshd: SSHServer, clean_environment: 
     try:
         mount.mount()
         assert "mnt" in os.listdir(mount.path)
+        seen = sorted(os.listdir(folder))
+        code, found = asked(mount)
+        assert (code, found["level"]) == (0, "ok")
+        assert f"sftp://127.0.0.1:{sshd.port}{folder}: host key and login are right" in found["text"]
+        assert sorted(os.listdir(folder)) == seen
     finally:
         mount.end()
         for name in ("known_hosts", "id_ed25519"):

@@ -20,7 +20,8 @@ from datastore.cli.console import one_line
 from datastore.cli.exitcodes import MEANING, ExitCode, exit_code_for
 from datastore.cli.findings import Level
 from datastore.cli.mounthelper import mount_arguments
-from datastore.mounting import places
+from datastore.fuse.nfs import libnfs
+from datastore.mounting import kernelnfs, places
 from tests.promises import promise
 
 from .conftest import Cli, mounted_by_the_kernel
@@ -314,6 +315,42 @@ def test_doctor_without_a_file_looks_at_this_machine(cli: Cli) -> None:
     checks = [each["check"] for each in json.loads(done.out)]
     assert {"packages", "kernel", "/dev/fuse", "fusermount3", "cache", "mount"} <= set(checks)
     assert cli("doctor").out.startswith("ok    packages: ")
+
+
+def export_of(tmp_path: Path) -> Path:
+    """A manifest of an export of this machine, which has no NFS server."""
+    path = tmp_path / "export.yaml"
+    kind = "{apiVersion: datastore.dev/v1alpha1, kind: Datastore, metadata: {name: digits}"
+    path.write_text(f"{kind}, spec: {{nfs: {{server: 127.0.0.77, path: /a}}}}}}\n")
+    return path
+
+
+@promise("S-270")
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_doctor_says_when_no_nfs_server_answers(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_kernel: bool
+) -> None:
+    """Whether the mount would be of our own engine or of the kernel."""
+    monkeypatch.setattr(kernelnfs, "is_used", lambda: by_kernel)
+    done = cli("doctor", export_of(tmp_path), "-o", "json")
+    last = json.loads(done.out)[-1]
+    assert (done.code, last["level"], last["code"], done.err) == (4, "fail", 4, "")
+    assert "the NFS server 127.0.0.77 " in last["text"]
+    assert "spec.nfs" in last["todo"]
+
+
+@promise("S-270")
+def test_doctor_says_when_there_is_nothing_to_ask_an_export_with(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernelnfs, "is_used", lambda: False)
+    monkeypatch.setattr(libnfs, "LIBRARIES", ("libnfs.so.999",))
+    libnfs.library.cache_clear()
+    done = cli("doctor", export_of(tmp_path), "-o", "json")
+    last = json.loads(done.out)[-1]
+    assert (last["check"], last["level"]) == ("digits", "warn")
+    assert "apt-get install libnfs13" in last["text"]
+    assert "mount it" in last["todo"]
 
 
 def test_doctor_says_when_nothing_listens(cli: Cli, manifest: Path) -> None:
