@@ -242,7 +242,8 @@ class Connection:
         except (OSError, asyncssh.Error, ValueError) as error:
             if ssh is not None:
                 ssh.abort()
-            raise Unreachable(f"{server} can't be reached: {error or type(error).__name__}") from error
+            why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise Unreachable(f"{server} can't be reached: {why}") from error
         self._ssh, self._sftp, self._failure = ssh, sftp, None
         self.reconnects += 1
         if self.reconnects:

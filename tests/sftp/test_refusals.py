@@ -75,6 +75,8 @@ def test_a_directory_that_is_not_there(sshd: SSHServer, clean_environment: Path)
 def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
     with running(clean_environment, more="") as server:
         assert "shows no files by SFTP" in refused(server, clean_environment)
+        with server.silent():
+            assert "can't be reached: no answer in time" in refused(server, clean_environment)
         server.stop()
         assert f"the SSH server 127.0.0.1, port {server.port}, can't be reached" in refused(server, clean_environment)
 
