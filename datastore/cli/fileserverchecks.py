@@ -31,7 +31,9 @@ def nfs_check(name: str, location: NFSLocation) -> Finding:
             nfsmount.reach(location)
         client = Client(location)
     except MountFailed as error:  # libnfs is not installed
-        return warn(name, f"{location} is not asked: {error}", "install libnfs, or mount it to find out")
+        if by_kernel:
+            return warn(name, f"{location} is not asked: {error}", "mount it to find out: the kernel needs no libnfs")
+        return bad(name, str(error), "install libnfs", exit_code_for(error))
     except DatastoreError as error:
         return bad(name, str(error), _NFS_ADVICE, exit_code_for(error))
     try:
