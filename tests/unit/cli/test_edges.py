@@ -340,9 +340,9 @@ def test_doctor_says_when_no_nfs_server_answers(
 
 
 @promise("S-270")
-@pytest.mark.parametrize(("by_kernel", "level", "code"), [(False, "fail", 5), (True, "warn", 0)])
+@pytest.mark.parametrize(("by_kernel", "level"), [(False, "fail"), (True, "warn")])
 def test_doctor_says_when_there_is_nothing_to_ask_an_export_with(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_kernel: bool, level: str, code: int
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_kernel: bool, level: str
 ) -> None:
     """A mount of our own engine needs it, too; one of the kernel does not."""
     monkeypatch.setattr(kernelnfs, "is_used", lambda: by_kernel)
@@ -351,7 +351,8 @@ def test_doctor_says_when_there_is_nothing_to_ask_an_export_with(
     libnfs.library.cache_clear()
     done = cli("doctor", export_of(tmp_path), "-o", "json")
     last = json.loads(done.out)[-1]
-    assert (last["check"], last["level"], last["code"]) == ("digits", level, code)
+    assert (last["check"], last["level"]) == ("digits", level)
+    assert level == "warn" or done.code == last["code"] == 5
     assert "apt-get install libnfs13" in last["text"]
 
 
