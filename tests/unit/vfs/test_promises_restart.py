@@ -16,9 +16,9 @@ from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.vfs.change.renames import NOREPLACE
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
-from tests.faulty import from_nth, no_faults
+from tests.faulty import Plan, from_nth, no_faults
 from tests.kernelkeeps import Room
-from tests.localfs import ME
+from tests.localfs import ME, File
 from tests.mounted import DOWN, Client, Died, World, dies_at, failing, lived, pattern, taken_over
 from tests.patience import PATIENCE_S
 from tests.promises import promise
@@ -136,8 +136,11 @@ def test_a_fresh_mount_keeps_nothing_open(world: World, client: Client) -> None:
 
 @promise("S-58")
 @pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
+@pytest.mark.parametrize("plan", [no_faults, from_nth(0, DOWN)], ids=["", "the store is down when it starts"])
 @pytest.mark.parametrize(("old", "new"), [("d/f", "d/new"), ("d", "e")])
-def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: str, new: str, changed: bool) -> None:
+def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(
+    world: World, old: str, new: str, changed: bool, plan: Plan
+) -> None:
     """At whatever call the server dies: the rename is sent again, and who has the file open goes on with it."""
     place, beside = ("d/new", "d/sub/g") if old == "d/f" else ("e/f", "e/sub/g")
     wanted = b"Content" if changed else b"content"
@@ -151,10 +154,13 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(world: World, old: 
         client.local.stat(f"{top}/d")
         client.faulty.plan = dies_at(len(client.faulty.calls) + number)
         done = lived(client.local.rename, f"{top}/{old}", f"{top}/{new}", NOREPLACE)
-        client, (file,) = taken_over(client, file)
+        client = client.again(resumed=True, plan=plan)
+        client.faulty.plan = no_faults
+        file = File(client.fs, file.ino, file._fh)
         if not done:
             with contextlib.suppress(FileNotFoundError):  # as the session takes it (kernel/dispatch.py)
                 client.local.rename(f"{top}/{old}", f"{top}/{new}", NOREPLACE)
+            assert client.fs.core.db.intents() == [], "no later server begins it again"
         client, (file,) = taken_over(client, file)
         assert client.local.stat(f"{top}/{place}").ino == file.ino
         assert file.read() == wanted, f"died at call {number}"
