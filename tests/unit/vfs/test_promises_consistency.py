@@ -16,6 +16,7 @@ from datastore.fuse.vfs.upload import upkeep
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S
 from tests.driving import resolve
 from tests.faulty import no_faults
+from tests.localfs import ME
 from tests.mounted import TTL_S, Client, World, failing, refuse_writes
 from tests.promises import promise
 
@@ -158,6 +159,35 @@ def test_setattr_meets_a_removal(world: World, one: Client) -> None:
     world.tool.delete("f")
     failing(errno.ESTALE, lambda: resolve(one.fs.setattr(one.local._caller, ino, Fh(0), SetAttr(mode=0o600))))
     assert world.all_keys() == []
+    world.put("f", b"x")
+    ino = one.local.stat("f").ino
+    one.before_next("copy", lambda: world.tool.delete("f"))
+    failing(errno.ESTALE, lambda: resolve(one.fs.setattr(one.local._caller, ino, Fh(0), SetAttr(mode=0o600))))
+    assert world.all_keys() == []
+
+
+@promise("S-28")
+@pytest.mark.parametrize("key", ["name", "name/below"])
+def test_a_stat_of_what_another_client_removed_is_estale(world: World, one: Client, key: str) -> None:
+    """By its inode, as the kernel asks within the time for which it believes the name."""
+    world.put(key)
+    ino = one.local.stat("name").ino
+    world.tool.delete(key)
+    world.later()
+    failing(errno.ESTALE, resolve, one.fs.getattr(ino, Fh(0)))
+
+
+@promise("S-28")
+def test_nothing_is_made_in_a_directory_that_another_client_removed(world: World, one: Client) -> None:
+    """The kernel, or a process that is in it, may still have it."""
+    world.put("d/g")
+    d = one.local.stat("d").ino
+    world.tool.delete("d/g")
+    world.later()
+    assert one.local.listdir() == []
+    failing(errno.ENOENT, resolve, one.fs.mkdir(ME, d, b"new", 0o755))
+    failing(errno.ENOENT, resolve, one.fs.mknod(ME, d, b"new", stat.S_IFREG | 0o644, 0))
+    assert world.all_keys() == []
 
 
 @promise("S-28")
@@ -181,13 +211,19 @@ def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
 
 
 @promise("S-11")
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("attributes", ["full", "listing"])
-def test_a_chmod_meets_a_write_by_another(world: World, attributes: Literal["full", "listing"], other: Client) -> None:
-    """A listing from before does not tell what the other left, whatever it shows."""
+def test_a_chmod_meets_a_write_by_another(
+    world: World, attributes: Literal["full", "listing"], other: Client, late: bool
+) -> None:
+    """A listing from before does not tell what the other left, whatever it shows. late: while the chmod is made."""
     one = world.client(attributes=attributes)
     world.put("f", b"old")
     one.local.stat("f")
-    other.local.write("f", b"new bytes")
+    if late:
+        one.before_next("copy", lambda: world.put("f", b"new bytes"))
+    else:
+        other.local.write("f", b"new bytes")
     one.local.chmod("f", 0o640)
     assert world.body("f") == b"new bytes"
     assert world.metadata("f")["mode"] == str(stat.S_IFREG | 0o640)
