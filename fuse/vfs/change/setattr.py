@@ -52,7 +52,7 @@ class SetAttrs:
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
         if changes.size is not None:
-            await self._resize(node, fh, changes)
+            await self._resize(node, changes)
         if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
             changes.size is None and changes.kill_suidgid
         ):
@@ -73,14 +73,14 @@ class SetAttrs:
         if not lives:
             raise FSError(errno.ESTALE)
 
-    async def _resize(self, node: Node, fh: Fh, changes: SetAttr) -> None:
+    async def _resize(self, node: Node, changes: SetAttr) -> None:
         assert changes.size is not None
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         await self._resolver.make_exact([node])
         async with self._core.tree.shared(), node.lock:
             await self._files.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
-            if not fh and not node.writers:
+            if not node.writers:
                 await self._uploads.send(node)
                 if node.handles == 0:
                     await self._uploads.settle(node)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from typing import Literal
 
 import pytest
 
@@ -58,6 +60,27 @@ def test_fallocate(world: World, one: Client, mode: int, offset: int, length: in
         assert file.read() == expected.ljust(size, b"\0")
     assert world.body("f") == expected.ljust(size, b"\0")
     assert one.local.stat("f").size == size
+
+
+@promise("S-17", "S-18")
+@pytest.mark.parametrize("flags", [None, os.O_RDONLY, os.O_RDWR])
+@pytest.mark.parametrize("size", [0, 3000, 20_000])
+@pytest.mark.parametrize("attributes", ["full", "listing"])
+def test_truncate_by_path(world: World, size: int, flags: int | None, attributes: Literal["full", "listing"]) -> None:
+    """It is in the store when the call returns, unless somebody has the file open for writing: then at that close."""
+    one, mode = world.client(attributes=attributes), str(stat.S_IFREG | 0o604)
+    content, wanted = pattern(10_000), pattern(10_000)[:size].ljust(size, b"\0")
+    world.put("f", content, mode=mode)
+    file = one.local.open("f", flags) if flags is not None else None
+    one.local.truncate("f", size)
+    assert one.local.stat("f").size == size
+    assert world.body("f") == (content if flags == os.O_RDWR else wanted)
+    if file is not None:
+        assert file.read() == wanted
+        file.close()
+    one.nothing_left()
+    assert world.body("f") == one.local.read("f") == wanted
+    assert world.metadata("f")["mode"] == mode
 
 
 @promise("S-17")
