@@ -74,6 +74,8 @@ class Intent(NamedTuple):
     target: str
     move: NodeRecord | None = None
     subject: Subject = Subject()
+    request: int = 0
+    """The kernel's request that began it (see ops.Caller); 0 unknown."""
 
 
 def as_text(key: str | bytes) -> str:

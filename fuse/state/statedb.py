@@ -253,10 +253,16 @@ class StateDb:
     # -- intents
 
     def begin(
-        self, kind: str, source: str, target: str, move: NodeRecord | None = None, subject: Subject | None = None
+        self,
+        kind: str,
+        source: str,
+        target: str,
+        move: NodeRecord | None = None,
+        subject: Subject | None = None,
+        request: int = 0,
     ) -> Intent:
         """Record a change before it is made. move: the record that the node will have then. Errors: OSError."""
-        intent = Intent(0, kind, source, target, move, subject or Subject())
+        intent = Intent(0, kind, source, target, move, subject or Subject(), request)
         with self._lock, _disk_errors():
             cursor = self._connection.execute("insert into begun(intent) values(?)", (_stored_intent(intent),))
             assert cursor.lastrowid is not None
@@ -381,13 +387,13 @@ def _unsent(row: tuple[Any, ...]) -> Unsent:
 
 def _stored_intent(intent: Intent) -> str:
     move = intent.move and [*intent.move[:4], as_text(intent.move.name)]
-    return json.dumps([*intent[1:4], move, intent.subject])
+    return json.dumps([*intent[1:4], move, intent.subject, intent.request])
 
 
 def _intent(number: int, stored: str) -> Intent:
-    kind, source, target, move, subject = json.loads(stored)
+    kind, source, target, move, subject, *request = json.loads(stored)  # an older server wrote no request
     record = move and NodeRecord(*move)._replace(name=move[-1].encode("utf-8", "surrogateescape"))
-    return Intent(number, kind, source, target, record, Subject(*subject))
+    return Intent(number, kind, source, target, record, Subject(*subject), *request)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

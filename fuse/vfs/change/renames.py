@@ -1,8 +1,8 @@
 """Renames (S-25 to S-27): copies on the server, recorded as intents in the journal so that a half-done one is finished.
 
 What an earlier process began and did not end is rolled forward, and hidden copies are removed (S-58). Under a live
-mount the kernel sends the interrupted rename again, and the session answers ENOENT as success; by then the nodes have
-to be where the kernel will expect them, and open handles read and write at the new key.
+mount the kernel sends the interrupted rename again, which is success then, even if another client has made the old name
+anew; by then the nodes have to be where the kernel will expect them, and open handles read and write at the new key.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Renames:
         self._changes = changes
         self._begun: set[tuple[str, str]] = set()
         """(old key, new key) of file renames that are repeated; their target may be the copy of the earlier server."""
+        self._carried_out: set[int] = set()
+        """The requests (Caller.request) whose renames this server ended when it took over."""
         self._cut_off: list[Intent] = []
         """Intents that this server could not end when it took over. They are not ended in the background,
         but only when the kernel sends the rename again, so that its result is reported."""
@@ -58,6 +60,8 @@ class Renames:
         """rename(2). Errors: FSError(EINVAL) for flags other than RENAME_NOREPLACE."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
+        if caller.request in self._carried_out:
+            return
         target_directory = self._changes.directory_for(new_parent, new_name)
         await self._changes.files.chases.let_pass(new_parent, new_name)
         source_directory = self._resolver.directory(parent)
@@ -77,10 +81,10 @@ class Renames:
                 await replace_stand_in(self._core, each)
         if isinstance(source, Directory):
             async with self._core.tree.exclusive():
-                await self._rename_directory(source, target, target_directory, new_name)
+                await self._rename_directory(caller, source, target, target_directory, new_name)
         else:
             async with self._core.tree.shared():
-                await self._rename_file(source, target, target_directory, new_name)
+                await self._rename_file(caller, source, target, target_directory, new_name)
 
     async def _target(self, source: Node, directory: Directory, name: bytes, flags: int) -> Node | None:
         """Return the new name's node. A file that a file replaces may be outdated: nothing of it is kept (S-161)."""
@@ -127,7 +131,9 @@ class Renames:
 
     # -- files
 
-    async def _rename_file(self, source: Node, target: Node | None, directory: Directory, name: bytes) -> None:
+    async def _rename_file(
+        self, caller: Caller, source: Node, target: Node | None, directory: Directory, name: bytes
+    ) -> None:
         core = self._core
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
         old_directory, new_key = self._keys(source, directory, tail)
@@ -140,7 +146,7 @@ class Renames:
             async with self._changes.removing(target):
                 old_key, had_object = source.key, self._changes.may_be_stored(source)
                 subject = _subject(source, target, new_key, target_etag)
-                intent = core.db.begin("rename-file", old_key, new_key, move, subject)
+                intent = core.db.begin("rename-file", old_key, new_key, move, subject, caller.request)
                 try:
                     await self._move_content(source, target, new_key, intent)
                 except (StoreError, OSError):
@@ -235,7 +241,7 @@ class Renames:
     # -- directories
 
     async def _rename_directory(
-        self, source: Directory, target: Node | None, directory: Directory, name: bytes
+        self, caller: Caller, source: Directory, target: Node | None, directory: Directory, name: bytes
     ) -> None:
         core, tail = self._core, segment_of(name, directory=True) + "/"
         old_directory, new_prefix = self._keys(source, directory, tail)
@@ -250,7 +256,8 @@ class Renames:
         copies = Copies(core, old_prefix, new_prefix)
         listing = core.loop.spawn(core.store.list_page(old_prefix))
         began_ns, page = await self._server_time_ns(old_prefix), await listing
-        intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, Subject(began_ns=began_ns))
+        subject = Subject(began_ns=began_ns)
+        intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, subject, caller.request)
         try:
             await copies.make(page)
         except (StoreError, OSError):
@@ -310,7 +317,7 @@ class Renames:
             if intent.kind == "discard" and resumed:
                 continue
             try:
-                await self._finish(intent)
+                done = await self._finish(intent)
             except (StoreError, OSError) as error:
                 failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
                 with suppress(OSError):  # the disk is full
@@ -319,9 +326,12 @@ class Renames:
                     self._cut_off.append(intent)
                 continue
             core.db.end(intent)
+            if resumed and done and intent.request:
+                self._carried_out.add(intent.request)
         return failures
 
-    async def _finish(self, intent: Intent) -> None:
+    async def _finish(self, intent: Intent) -> bool:
+        """Return whether the change is made; if not, it is given up, or left to the kernel's next request."""
         core, orphans = self._core, self._uploads.orphans
         subject = intent.subject
         node = core.nodes.by_ino.get(Ino(intent.move.ino)) if intent.move is not None else None
@@ -340,11 +350,13 @@ class Renames:
             await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
         elif node is not None and node.dirty and not node.gone:
             self._begun.add((intent.source, intent.target))  # unsent bytes: the rename that is sent again sends them
+            return False
         elif orphans.waits_for(intent.source):
             # The store's older bytes would get the new name, and the unsent ones, which were meant, the old name.
             raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
         else:
-            await self._finish_file(intent, node)
+            return await self._finish_file(intent, node)
+        return True
 
     async def _place(self, move: NodeRecord | None, node: Node | None) -> Node | None:
         """Move a node to where its rename was to put it, and return it, or None. What it replaces is never sent."""
@@ -365,14 +377,14 @@ class Renames:
             core.log_nodes((node,))
         return node
 
-    async def _finish_file(self, intent: Intent, node: Node | None) -> None:
+    async def _finish_file(self, intent: Intent, node: Node | None) -> bool:
         core, source, subject = self._core, intent.source, intent.subject
         try:
             info = await core.store.head(source)
         except NotFound:
-            return
+            return False
         if not subject.includes(info.etag, info.mtime_ns) or await _used_anew(core, intent.target, subject, info):
-            return
+            return False
         async with self._uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
             result = await copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
         placed = await self._place(intent.move, node)
@@ -380,6 +392,7 @@ class Renames:
             facts.written(core, placed, result, attrs_valid=placed.attrs_valid)
         await core.remove(source)
         await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
+        return True
 
 
 def _subject(source: Node, target: Node | None, new_key: str, target_etag: ETag) -> Subject:
