@@ -101,8 +101,7 @@ class Reading:
             staged = node.staged
             if staged is None:
                 return None
-            await self._uploads.fill(staged, staged.missing(offset, min(offset + size, staged.size)))
-            return staged.read(offset, size)
+            return await self._uploads.read(staged, offset, size)
 
     async def readlink(self, ino: Ino) -> bytes:
         """Return the target of a link. Errors: FSError(EINVAL) for any other node; ESTALE, CorruptBody."""

@@ -237,21 +237,38 @@ class Delivery:
     async def fill(self, staged: StagedFile, gaps: list[tuple[int, int]]) -> None:
         """Fetch ranges of the base into the staging file. Errors: FSError(ESTALE) when another client replaced it."""
         for start, stop in gaps:
-            try:
-                await self._fetch(staged, start, stop)
-            except (PreconditionFailed, NotFound) as error:
-                if not await self._recognised(staged):
-                    raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
-                await self._fetch(staged, start, stop)
+            content = await self._fetch(staged, start, stop)
+            if len(content) > SMALL:
+                await self._core.loop.on_disk(staged.put, start, content)
+                staged.present.add(start, start + len(content))
+            else:
+                staged.fill(start, content)
 
-    async def _fetch(self, staged: StagedFile, start: int, stop: int) -> None:
+    async def read(self, staged: StagedFile, offset: int, size: int) -> bytes:
+        """Read a file, and fetch what it lacks: into the file, or for this read only if the disk is full (S-50).
+        Errors: as fill()."""
+        stop = min(offset + size, staged.size)
+        try:
+            await self.fill(staged, staged.missing(offset, stop))
+            return staged.read(offset, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        body = bytearray(staged.read(offset, size))
+        for start, end in staged.missing(offset, stop):
+            first, last = max(start, offset), min(end, stop)
+            body[first - offset : last - offset] = await self._fetch(staged, first, last)
+        return bytes(body)
+
+    async def _fetch(self, staged: StagedFile, start: int, stop: int) -> bytes:
+        """Fetch a range of the base. Errors: FSError(ESTALE) when another client replaced it."""
         assert staged.base is not None
-        content = await self._core.reader.fetch(staged.base, start, stop - start)
-        if len(content) > SMALL:
-            await self._core.loop.on_disk(staged.put, start, content)
-            staged.present.add(start, start + len(content))
-        else:
-            staged.fill(start, content)
+        try:
+            return await self._core.reader.fetch(staged.base, start, stop - start)
+        except (PreconditionFailed, NotFound) as error:
+            if not await self._recognised(staged):
+                raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
+            return await self._core.reader.fetch(staged.base, start, stop - start)
 
     # -- while the file is written
 

@@ -44,7 +44,7 @@ class Uploads:
         self._core = core
         self._resolver = resolver
         self._delivery = Delivery(core)
-        self.fill = self._delivery.fill
+        self.fill, self.read = self._delivery.fill, self._delivery.read
         self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
         """For the names of staging files. No name is used twice, as the journal may still have a row for it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from datastore.fuse.data.staging import StagedFile
 from datastore.fuse.state import statedb
 from datastore.fuse.state.removed import RemovedFiles
 from datastore.fuse.state.rows import Subject
@@ -43,6 +44,25 @@ def unlink(client: Client) -> None:
 
 def rename_over(client: Client) -> None:
     client.local.rename("g", "f")
+
+
+@promise("S-50")
+@pytest.mark.parametrize("content", [LARGE, LARGE[:9000]], ids=["large", "small"])
+def test_a_file_with_unsent_changes_is_read_on_a_full_disk(
+    world: World, one: Client, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the local disk lacks of it comes from the store, and is kept nowhere."""
+    world.put("f", content)
+    changed = content[:5000] + b"changed" + content[5007:]
+    with one.local.opened("f", os.O_RDWR) as file:
+        file.write(b"changed", 5000)
+        with monkeypatch.context() as patched:
+            patched.setattr(StagedFile, "put", full)
+            assert file.read() == changed
+            assert file.read(3000, 4100) == changed[3000:7100]
+            assert one.local.read("f") == changed
+        assert file.read() == changed
+    assert world.body("f") == changed
 
 
 @pytest.fixture
