@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,12 +22,13 @@ from typing import Any
 import pytest
 
 from datastore.api.manifest import parse
+from datastore.cli.exitcodes import ExitCode
 from datastore.mounting.signals import watching
 from datastore.training.local.launcher import GRACE_S, Launcher, Submitter
 from datastore.training.local.records import directory_of
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import boto_client, free_port
+from tests.servers import boto_client, free_port, make_bucket
 from tests.training.laptop import PATIENCE_S, Laptop, cgroups_of, kill_replica, pids_of
 from tests.unit.training.jobs import job
 
@@ -284,6 +287,50 @@ def test_suspend_gives_everything_back_and_resume_goes_on(laptop: Laptop) -> Non
     assert log.count("begins at") == 2
     assert "begins at 0" not in log.partition("\n")[2]
     assert "has finished" in laptop.run("job", "suspend", "paused").stderr
+
+
+def submitted_whose_bucket_vanishes(laptop: Laptop, name: str, end: str) -> None:
+    """A job that has written a file `late` which the storage does not take; then it does what end says."""
+    line = (
+        "echo x > /results/here/early; while [ ! -e go ]; do sleep 0.1; done; "
+        f"echo precious > /results/here/late; echo tried; {end}"
+    )
+    laptop.submit(laptop.manifest(name, "  framework: none\n" + shell(line) + MOUNTS))
+    eventually(lambda: "early" in laptop.stored(), patience_s=PATIENCE_S)
+    shutil.rmtree(Path(laptop.server.data_dir, laptop.out))
+    (laptop.directory / "go").touch()
+    eventually(lambda: "tried" in laptop.logs(name), patience_s=PATIENCE_S)
+
+
+@promise("S-325")
+def test_a_job_that_is_suspended_while_its_storage_fails_goes_on_and_uploads_the_rest(laptop: Laptop) -> None:
+    end = "while [ ! -e again ]; do sleep 0.1; done"
+    submitted_whose_bucket_vanishes(laptop, "halted", end)
+    done = laptop.run("job", "suspend", "halted")
+    assert done.returncode == ExitCode.UNSYNCED
+    assert "it is kept on disk: late: " in done.stderr
+    found = laptop.get("halted")["status"]
+    assert found["phase"] == "Suspended"
+    assert found["message"] in done.stderr
+    assert gone(laptop, "halted")
+    make_bucket(laptop.server, laptop.out)
+    (laptop.directory / "again").touch()
+    assert laptop.run("job", "resume", "halted").returncode == 0
+    laptop.until("halted", "Succeeded")
+    assert "late" in laptop.stored()
+
+
+def test_what_a_finished_job_could_not_upload_is_told_with_the_way_to_it(laptop: Laptop) -> None:
+    submitted_whose_bucket_vanishes(laptop, "unlucky", "exit 0")
+    message = laptop.until("unlucky", "Succeeded", "Failed")["status"]["message"]
+    assert laptop.phase("unlucky") == "Failed"
+    assert "still mounted" not in message
+    assert gone(laptop, "unlucky")
+    way = re.search(r"`datastore unsent --save DIR (\S+)`", message)
+    assert way, message
+    assert laptop.run("unsent", "--save", laptop.directory / "saved", way[1]).returncode == 0
+    assert (laptop.directory / "saved/late").read_text() == "precious\n"
+    assert laptop.run("unsent", "--discard", "late", way[1]).returncode == 0
 
 
 @promise("S-325")

@@ -14,6 +14,7 @@ from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.mounting import unmounting
+from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
@@ -95,6 +96,9 @@ class LocalDriver:
         spec = job.spec.model_copy(update={"suspend": suspended})
         directory.write_job(job.model_copy(update={"spec": spec}))
         if suspended:
+            status = directory.read_state().status
+            if _has(status, "Suspended", "NotUploaded"):
+                raise Unsynced(f"TrainingJob {name}: {status.message}")
             self._say_suspended(directory)
         elif not directory.alive:
             directory.write_wanted(Wanted())
@@ -175,7 +179,7 @@ class LocalDriver:
         directory.write_wanted(Wanted(why))
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while directory.alive:
-            if until_freed and _is_freed(directory.read_state().status):
+            if until_freed and _has(directory.read_state().status, "ResourcesFreed"):
                 return
             if time.monotonic() > deadline:
                 raise DatastoreError(f"TrainingJob {directory.name} does not end; see {directory.launcher_log}")
@@ -228,8 +232,10 @@ def _begins(directory: JobDirectory, state: LocalState) -> bool:
     return state.status.phase == "Pending" and not state.run and time.time() - made_at < BEGIN_TIMEOUT_S
 
 
-def _is_freed(status: TrainingJobStatus) -> bool:
-    return any(each.type == "ResourcesFreed" and each.status == "True" for each in status.conditions or [])
+def _has(status: TrainingJobStatus, condition: str, reason: str = "") -> bool:
+    """Return whether the condition is True; reason: and has this reason."""
+    found = [each for each in status.conditions or [] if each.type == condition and each.status == "True"]
+    return any(reason in ("", each.reason) for each in found)
 
 
 def _say_lost(directory: JobDirectory) -> None:

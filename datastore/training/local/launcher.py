@@ -15,6 +15,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,11 +67,14 @@ class Submitter:
     container: bool = False
 
 
+_EndPhase = Literal["Succeeded", "Failed", "Suspended"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a run ended."""
 
-    phase: Literal["Succeeded", "Failed", "Suspended"]
+    phase: _EndPhase
     reason: str
     message: str
 
@@ -163,7 +167,8 @@ class Launcher:
         """End, unmount and free whatever there still is, as after a failed prepare(). Idempotent."""
         self._end(self._replicas)
         self._claim.release()
-        self._unmount(force=True)
+        with suppress(DatastoreError):
+            self._unmount(force=True)
         self._cgroups.remove()
 
     # Before anything runs.
@@ -455,13 +460,18 @@ class Launcher:
         self._phase(self._status.phase or "Running", f"{ended.message}; its Datastores are being unmounted")
         if self._copies and (why := self._copies.stop()):
             self._note(f"the logs could not be copied to spec.logs: {why}")
-        try:
-            self._unmount(force=False)
-        except Unsynced as error:
-            ended = Ended(phase="Failed", reason="NotUploaded", message=f"{ended.message}; but {error}")
-        except DatastoreError as error:
-            self._note(f"an unmount had trouble, and all is uploaded: {error}")
-        self._unmount(force=True)
+        unsynced: Unsynced | None = None
+        for force in (False, True):  # what is left then is kept on disk, and the last error says where
+            try:
+                self._unmount(force=force)
+            except Unsynced as error:
+                unsynced = error
+            except DatastoreError as error:
+                self._note(f"an unmount had trouble: {error}")
+        if unsynced:
+            # A suspended job mounts the same directories when it goes on, which uploads the rest.
+            phase: _EndPhase = "Suspended" if ended.phase == "Suspended" else "Failed"
+            ended = Ended(phase=phase, reason="NotUploaded", message=f"{ended.message}; but {unsynced}")
         if ended.phase == "Succeeded" and self.job.spec.save is not None:
             ended = self._save(ended)
         if ended.phase != "Suspended":
@@ -495,7 +505,7 @@ class Launcher:
         self._sample()
 
     def _unmount(self, *, force: bool) -> None:
-        """Unmount all, the last mount first. Errors without force, after all were tried: Unsynced, else the first."""
+        """Unmount all, the last mount first. Errors, after all were tried: Unsynced, else the first."""
         failed: DatastoreError | None = None
         for record in reversed(list(self._mounts)):
             try:
@@ -505,7 +515,7 @@ class Launcher:
                 if not force:
                     continue
             self._mounts.remove(record)
-        if failed and not force:
+        if failed:
             raise failed
 
     # The state that commands read.
