@@ -16,7 +16,7 @@ from typing import Protocol
 
 from datastore.errors import AlreadyExists, NotFound, StoreError
 from datastore.models.directory import DirectoryTree
-from datastore.models.errors import ModelError, VersionDamaged
+from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress, Stopped
 from datastore.models.registry import Models
@@ -81,7 +81,7 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
 def export_tree(models: Models, model: str, number: int, target: Tree, progress: Progress) -> VersionManifest:
     """Export into a tree that holds at most what an earlier attempt wrote.
 
-    Errors: ModelError, naming what else is there; VersionDamaged, after the files not there before are removed.
+    Errors: AlreadyExists, naming what else is there; VersionDamaged, after the files not there before are removed.
     """
     exported = Exported(models, model, number, progress)
     found: dict[str, Node] | None = None
@@ -90,7 +90,7 @@ def export_tree(models: Models, model: str, number: int, target: Tree, progress:
     paths = {entry.path: entry.kind for entry in exported.manifest.entries}
     for path, node in (found or {}).items():
         if paths.get(path) != node.kind:
-            raise ModelError(f"{target.location}/{path}: is there already; choose a place where nothing is")
+            raise AlreadyExists(f"{target.location}/{path}: is there already; choose a place where nothing is")
     try:
         _into(exported, target, found=found, foreign=True)
     except VersionDamaged:
@@ -132,14 +132,14 @@ def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None,
 
 
 def _is_right(transfer: Transfer, target: Tree, old: Node, entry: Entry, *, foreign: bool) -> bool:
-    """Return whether a file is as it should be, else remove it. Errors: ModelError if it is not and is foreign."""
+    """Return whether a file is as it should be, else remove it. Errors: AlreadyExists if it is not and is foreign."""
     try:
         if old.size != entry.size:
             raise VersionDamaged(f"{target.location}/{old.path}: has another size")
         transfer.check(target, old, entry)
     except VersionDamaged as error:
         if foreign:
-            raise ModelError(
+            raise AlreadyExists(
                 f"{target.location}/{old.path}: is there with another content; choose an empty place"
             ) from error
         target.discard(old.path)

@@ -220,7 +220,7 @@ class ObjectTree:
     @property
     def location(self) -> str:
         """The URL of the tree."""
-        return f"s3://{self._objects.place.bucket}/{self._prefix.removesuffix('/')}"
+        return f"s3://{self._objects.place.bucket}/{self._prefix}".removesuffix("/")
 
     def scan(self) -> list[Node]:
         """See Tree."""

@@ -83,6 +83,11 @@ def test_every_export_can_be_imported(here: Path, cli: Cli, form: str) -> None:
     if not form.startswith("datastore:"):
         assert refused.code == 2
         assert "is there already" in refused.err
+    cli("model", "save", "digits", "--from", "runs", "--force")
+    refused = cli("model", "export", "digits", form)
+    assert refused.code == 2
+    assert refused.err.count("\n") == 1
+    assert "is there" in refused.err
 
 
 @promise("S-383")

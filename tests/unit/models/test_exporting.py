@@ -207,12 +207,12 @@ class TestBucket:
         target.discard("run.sh")
         with target.write("run.sh", 0o755, 10) as sink:
             sink.write(b"not ours !")
-        with pytest.raises(ModelError, match=r"out/run\.sh: is there with another content"):
+        with pytest.raises(AlreadyExists, match=r"out/run\.sh: is there with another content"):
             export_tree(models, "digits", 1, home.data("out"), Progress())
         target.discard("run.sh")
         with target.write("mine", 0o644, 1) as sink:
             sink.write(b"x")
-        with pytest.raises(ModelError, match="out/mine: is there already"):
+        with pytest.raises(AlreadyExists, match="out/mine: is there already"):
             export_tree(models, "digits", 1, home.data("out"), Progress())
 
     @promise("S-372")
