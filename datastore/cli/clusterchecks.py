@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from datastore.api.reasons import REASONS
 from datastore.api.resources import (
     CLAIMS,
     DATASTORES,
@@ -21,6 +22,7 @@ from datastore.api.resources import (
 from datastore.api.secretmanifest import ACCESS_KEY_NAMES, SECRET_KEY_NAMES
 from datastore.api.volumecontext import DRIVER, VolumeHandle
 from datastore.cli import workloadchecks
+from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.findings import Finding, Level, bad, ok, warn
 from datastore.cli.workloadchecks import Cluster
 from datastore.errors import AccessDenied
@@ -84,12 +86,12 @@ class _Walk:
             return
         found = self._cluster.get(SECRETS, name)
         if found is None:
-            yield bad("secret", f"there is no Secret {name} in the Datastore's namespace", "create it")
+            yield bad("secret", f"there is no Secret {name} in the Datastore's namespace", "create it", ExitCode.USAGE)
             return
         keys = set(found.get("data") or {})
         missing = [each[0] for each in (ACCESS_KEY_NAMES, SECRET_KEY_NAMES) if not keys & set(each)]
         if missing:
-            yield bad("secret", f"Secret {name} has no {' and no '.join(missing)}", "add it")
+            yield bad("secret", f"Secret {name} has no {' and no '.join(missing)}", "add it", ExitCode.USAGE)
         else:
             yield ok("secret", f"Secret {name} has an access key and a secret key")
 
@@ -98,7 +100,8 @@ class _Walk:
         if ready.get("status") == "True" or ready.get("reason") == provisioned.get("reason"):
             yield ok("backend", f"{self._body['status'].get('backend', '?')} answers as it should")
             return
-        yield bad("backend", f"{ready.get('reason', 'Unknown')}: {ready.get('message', '')}", "correct what it names")
+        reason = ready.get("reason", "Unknown")
+        yield bad("backend", f"{reason}: {ready.get('message', '')}", "correct what it names", _code_of(reason))
 
     def claim(self) -> Iterator[Finding]:
         name = self._claim_name()
@@ -174,8 +177,8 @@ class _Walk:
             found = []
         where = [each["metadata"]["namespace"] for each in found if each["metadata"]["name"] == self._name]
         if where:
-            return bad("object", f"{text}, but in {', '.join(where[:5])}", f"add -n {where[0]}")
-        return bad("object", text, "kubectl get datastores -A")
+            return bad("object", f"{text}, but in {', '.join(where[:5])}", f"add -n {where[0]}", ExitCode.USAGE)
+        return bad("object", text, "kubectl get datastores -A", ExitCode.USAGE)
 
     def _ours(self) -> bool:
         status = self._body.get("status") or {}
@@ -223,6 +226,12 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
 def _condition(body: Any, kind: str) -> dict[str, str]:
     conditions = (body.get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+def _code_of(reason: str) -> ExitCode:
+    """Return the exit code that `mount` has for the errors with this reason."""
+    kinds = [kind for kind, named in REASONS.items() if named == reason]
+    return exit_code_for(kinds[0]("")) if kinds else ExitCode.ERROR
 
 
 def _claims(pod: Any) -> set[str]:

@@ -1,33 +1,13 @@
-"""The errors that keep a Datastore from being Ready, each with its reason for programs. One table; pure."""
+"""The errors that keep a Datastore from being Ready, each with its reason for programs. Pure."""
 
 from __future__ import annotations
 
 import re
 
-from datastore import errors
+from datastore.api.reasons import REASONS
 from datastore.errors import DatastoreError
 from datastore.logs import redact
 
-REASONS: dict[type[DatastoreError], str] = {
-    errors.BucketNotFound: "BucketNotFound",
-    errors.CredentialsInvalid: "CredentialsInvalid",
-    errors.AccessDenied: "AccessDenied",
-    errors.HostUntrusted: "HostUntrusted",
-    errors.EndpointNotAllowed: "EndpointNotAllowed",
-    errors.WrongRegion: "WrongRegion",
-    errors.ClockSkew: "ClockSkew",
-    errors.Unreachable: "EndpointUnreachable",
-    errors.DeadlineExceeded: "EndpointUnreachable",
-    errors.Throttled: "Throttled",
-    errors.ServerFault: "ServerFault",
-    errors.ServerStarting: "ServerStarting",
-    errors.CorruptBody: "ServerFault",
-    errors.OutOfSpace: "OutOfSpace",
-    errors.InvalidManifest: "InvalidSpec",
-    errors.StoreError: "StorageRefused",
-    errors.DatastoreError: "Failed",
-}
-"""The reason of each class of error. An error has the reason of its most special class that stands here."""
 ABOUT_CREDENTIALS = frozenset({"CredentialsInvalid", "SecretNotFound", "SecretInvalid", "CredentialsMissing"})
 """Reasons with which CredentialsValid is False. With PAST_CREDENTIALS it is True, with others True only if it was."""
 PAST_CREDENTIALS = frozenset({"BucketNotFound", "AccessDenied", "OutOfSpace"})

@@ -12,6 +12,7 @@ from datastore.api.names import FINALIZER
 from datastore.api.resources import DATASTORES, EXPORTS, PODS, Resource
 from datastore.cli.app import exit_code_of, run
 from datastore.cli.clusterchecks import cluster_checks
+from datastore.cli.exitcodes import ExitCode
 from datastore.cli.findings import Level
 from datastore.errors import AccessDenied
 from tests.playedapi import PlayedApi, played_api
@@ -144,6 +145,31 @@ def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors(clu
     findings = list(cluster_checks(cluster, "digits"))
     assert (findings[-2].check, findings[-2].text) == ("backend", "AccessDenied: no way")
     assert "FailedMount: timed out" in findings[-1].text
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("CredentialsInvalid", ExitCode.ACCESS),
+        ("AccessDenied", ExitCode.ACCESS),
+        ("ClockSkew", ExitCode.ACCESS),
+        ("BucketNotFound", ExitCode.STORAGE),
+        ("EndpointUnreachable", ExitCode.STORAGE),
+        ("InvalidSpec", ExitCode.USAGE),
+        ("SomethingElse", ExitCode.ERROR),
+    ],
+)
+def test_a_failing_backend_has_the_exit_code_of_a_mount(cluster: PlayedCluster, reason: str, code: ExitCode) -> None:
+    cluster.status["conditions"][0] = {"type": "Ready", "status": "False", "reason": reason, "message": "no"}
+    assert [each.code for each in cluster_checks(cluster, "digits") if each.level is Level.FAIL] == [code]
+
+
+@pytest.mark.parametrize("missing", [("secrets", "keys"), ("datastores", "digits")])
+def test_a_missing_object_has_the_exit_code_of_a_wrong_manifest(
+    cluster: PlayedCluster, missing: tuple[str, str]
+) -> None:
+    del cluster.objects[missing]
+    assert [each.code for each in cluster_checks(cluster, "digits") if each.level is Level.FAIL] == [ExitCode.USAGE]
 
 
 def test_a_node_plugin_that_is_not_ready_is_named_with_its_node(cluster: PlayedCluster) -> None:
@@ -304,7 +330,7 @@ def test_doctor_asks_the_cluster_of_the_context(api: PlayedApi, capsys: pytest.C
     api.refused["/api/v1/pods"] = (403, "pods is forbidden")
     code = exit_code_of(lambda: run(["doctor", "digits", "--cluster"]))
     said = capsys.readouterr().out
-    assert code == 1
+    assert code == ExitCode.USAGE
     assert "the API server answers, and Datastores are defined" in said
     assert "could not look" in said
     assert "there is no Datastore digits in this namespace" in said

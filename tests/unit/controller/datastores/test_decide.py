@@ -9,6 +9,7 @@ import pytest
 
 from datastore import errors
 from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, NUDGED, UID, volume_name
+from datastore.api.reasons import REASONS
 from datastore.api.source import NFSLocation
 from datastore.api.status import CONDITION_TYPES, Capabilities, DatastoreStatus
 from datastore.api.volumecontext import SOURCE
@@ -20,7 +21,7 @@ from datastore.controller.datastores.effective import EffectiveSpec, effective_s
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Finding, merged, transitions
-from datastore.controller.runtime.mistakes import REASONS, Mistake, message_of, reason_of
+from datastore.controller.runtime.mistakes import Mistake, message_of, reason_of
 from tests.promises import promise
 from tests.unit.controller.datastores.test_effective import nfs_class
 
