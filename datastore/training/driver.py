@@ -86,6 +86,7 @@ class Driver(Protocol):
         gpuMemory that are known, or else `why`, the reason why nothing is known."""
         ...
 
-    def delete(self, name: str, namespace: str) -> None:
-        """End and remove the job; what is in its Datastores stays."""
+    def delete(self, name: str, namespace: str) -> Sequence[str]:
+        """End and remove the job; what is in its Datastores stays. Return a text for each Datastore to which not
+        everything could be uploaded; what is left is kept on disk."""
         ...

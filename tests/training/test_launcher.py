@@ -333,6 +333,23 @@ def test_what_a_finished_job_could_not_upload_is_told_with_the_way_to_it(laptop:
     assert laptop.run("unsent", "--discard", "late", way[1]).returncode == 0
 
 
+@pytest.mark.parametrize(("verb", "code"), [(("delete", "lost"), ExitCode.UNSYNCED), (("prune", "--since", "0s"), 0)])
+def test_a_deleted_job_whose_changes_are_not_uploaded_says_where_they_are(
+    laptop: Laptop, verb: tuple[str, ...], code: int
+) -> None:
+    submitted_whose_bucket_vanishes(laptop, "lost", "exit 0")
+    laptop.until("lost", "Failed")
+    done = laptop.run("job", *verb)
+    assert done.returncode == code
+    assert "1 changed file of Datastore out could not be uploaded" in done.stderr
+    assert laptop.run("job", "get", "lost").returncode != 0
+    way = re.search(r"`datastore unsent (\S+)`", done.stderr)
+    assert way, done.stderr
+    assert laptop.run("unsent", "--save", laptop.directory / "saved", way[1]).returncode == 0
+    assert (laptop.directory / "saved/late").read_text() == "precious\n"
+    assert laptop.run("unsent", "--discard", "late", way[1]).returncode == 0
+
+
 @promise("S-325")
 def test_a_job_that_is_submitted_suspended_waits_for_resume(laptop: Laptop) -> None:
     laptop.submit(laptop.manifest("waiting", "  framework: none\n  suspend: true\n" + shell("true")))

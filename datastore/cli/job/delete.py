@@ -9,6 +9,7 @@ import typer
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, note, print_json
 from datastore.cli.job.drivers import DEFAULT, Namespace, complete_jobs
+from datastore.mounting.errors import Unsynced
 from datastore.training.launchers import existing
 
 
@@ -21,10 +22,13 @@ def delete_command(
 ) -> None:
     """End TrainingJobs and delete them with their logs. What they wrote to their Datastores stays."""
     gone = []
+    left: list[str] = []
     for name in names:
         driver, space = existing(name, namespace)
-        driver.delete(name, space)
+        left += driver.delete(name, space)
         note(f"{name} is deleted")
         gone.append({"name": name, "namespace": space})
     if output is Format.JSON:
         print_json(gone)
+    if left:
+        raise Unsynced("; ".join(left))

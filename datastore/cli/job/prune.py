@@ -35,7 +35,8 @@ def prune_command(
     for driver, each in everywhere(namespace, all_namespaces):
         end = each.status.completion_time
         if each.finished and end is not None and end <= oldest:
-            driver.delete(each.job.name, each.job.namespace)
+            for text in driver.delete(each.job.name, each.job.namespace):
+                note(text)
             gone.append({"name": each.job.name, "namespace": each.job.namespace})
     if output is Format.JSON:
         print_json(gone)

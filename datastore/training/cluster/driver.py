@@ -180,10 +180,11 @@ class KubernetesDriver:
             rows.append(row | (told.now if told is not None and fresh else {"why": _untold(pod["spec"]["nodeName"])}))
         return rows
 
-    def delete(self, name: str, namespace: str) -> None:
-        """See Driver. The cluster removes the objects that the job owns."""
+    def delete(self, name: str, namespace: str) -> Sequence[str]:
+        """See Driver. The cluster removes the objects that the job owns, and the nodes upload what they have."""
         if not self._client.delete(TRAININGJOBS, name, namespace=namespace):
             raise self._no_such(name, namespace)
+        return []
 
     def notes(self, name: str, namespace: str) -> list[str]:
         """Return [], as a cluster does all that a job can ask for."""

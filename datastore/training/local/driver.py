@@ -13,9 +13,9 @@ from typing import Any
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import unmounting
+from datastore.mounting import unmounting, unsent
 from datastore.mounting.errors import Unsynced
-from datastore.mounting.records import all_records
+from datastore.mounting.records import MountRecord, all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
 from datastore.training.driver import LogLine, NoSuchJob, Observed
@@ -35,6 +35,7 @@ from datastore.training.policy import State
 from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
 from datastore.training.variables import check_roles
+from datastore.units import format_count
 
 WHERE = "local"
 STOP_TIMEOUT_S = 630.0
@@ -141,12 +142,19 @@ class LocalDriver:
         directory = self._found(name, namespace)
         return directory.read_state().metrics if directory.alive else []
 
-    def delete(self, name: str, namespace: str) -> None:
+    def delete(self, name: str, namespace: str) -> Sequence[str]:
         """See Driver."""
         directory = self._found(name, namespace)
         self._stop(directory, "delete")
         _sweep(directory)
         directory.remove()
+        left = [(each, unsent.remaining(each.state_dir)) for each in _mounts_of(directory)]
+        return [
+            f"{format_count(files, 'changed file')} of Datastore {each.name} could not be uploaded; kept on disk:"
+            f" `datastore unsent {each.mountpoint}` lists it, and `--save DIR` copies it elsewhere"
+            for each, files in left
+            if files
+        ]
 
     def notes(self, name: str, namespace: str) -> list[str]:
         """Return what is different on this machine from a cluster, as texts for the user."""
@@ -278,14 +286,17 @@ def _sweep(directory: JobDirectory) -> None:
     if run := directory.read_state().run:
         processes.end_with_variable("DATASTORE_RUN", run, KILL_TIMEOUT_S)
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
-    below = str(directory.path / "mounts") + os.sep
-    for record in all_records():
-        if record.mountpoint.startswith(below):
-            with suppress(DatastoreError):
-                unmounting.unmount(record)
+    for record in _mounts_of(directory):
+        with suppress(DatastoreError):
+            unmounting.unmount(record)
     directory.check_unmounted()
     if engine := directory.read_engine():
         Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
+
+
+def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
+    below = str(directory.path / "mounts") + os.sep
+    return [each for each in all_records() if each.mountpoint.startswith(below)]
 
 
 class _Lines:
