@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BEFORE_WATCHING: list[int] = []
+"""What came within keyboard(), before watching()."""
 
 
 class Interrupted(BaseException):
@@ -82,12 +85,14 @@ class SignalWatch:
 def keyboard() -> Iterator[list[int]]:
     """Yield a list to which each SIGINT is added until the block ends, except within watching(). Each still raises
     KeyboardInterrupt, but a library that it interrupts, or a broken-off import, may turn that into another error; by
-    the list the caller knows of the SIGINT nevertheless."""
+    the list the caller knows of the SIGINT nevertheless. Python drops the exception where it interrupts a destructor,
+    as in an import: then the next watching() has the signal."""
     came: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
     def note(signum: int, frame: FrameType | None) -> None:
         came.append(signum)
+        _BEFORE_WATCHING.append(signum)
         signal.default_int_handler(signum, frame)
 
     if before is signal.default_int_handler:  # else it is ignored, as in a background job
@@ -96,6 +101,7 @@ def keyboard() -> Iterator[list[int]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, before)
+        _BEFORE_WATCHING.clear()
 
 
 @contextmanager
@@ -107,6 +113,9 @@ def watching() -> Iterator[SignalWatch]:
     watch = SignalWatch(read_fd)
     wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     before = {number: signal.signal(number, watch.note) for number in STOPPING}
+    if sys.exc_info()[0] is None:  # else the KeyboardInterrupt ends the command, which only cleans up here
+        while _BEFORE_WATCHING:
+            watch.note(_BEFORE_WATCHING.pop(0), None)
     child_before = signal.signal(signal.SIGCHLD, lambda number, frame: None)
     try:
         yield watch

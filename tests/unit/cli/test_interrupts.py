@@ -211,3 +211,30 @@ def test_ctrl_c_is_an_interrupt_whatever_a_library_makes_of_it(capfd: pytest.Cap
         assert app.exit_code_of(verb, came) == 130
     assert signal.getsignal(signal.SIGINT) is before
     assert capfd.readouterr() == ("", "error: interrupted\n")
+
+
+class Interrupting:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_that_python_drops_in_a_destructor_is_noticed_by_the_verb() -> None:
+    """An import may be interrupted in one: the verb would go on as if nothing had come."""
+    with signals.keyboard() as came:
+        thing = Interrupting()
+        del thing
+        with signals.watching() as watch:
+            assert watch.take() == signal.SIGINT
+        with signals.watching() as watch:
+            assert not watch.pending
+    assert came == [signal.SIGINT]
+
+
+def test_what_cleans_up_after_ctrl_c_is_not_interrupted_by_it() -> None:
+    with signals.keyboard():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            with signals.watching() as watch:
+                assert not watch.pending
