@@ -72,8 +72,9 @@ def test_what_only_a_bucket_heeds_is_refused_elsewhere(kube: Kube, field: str, v
     """Not with a StorageClass, of which the API server does not know the backend."""
     with pytest.raises(KubeError, match=words):
         kube.apply(made("Datastore", "d", {"nfs": {"server": "h", "path": "/a"}, field: value}), namespace=SPACE)
-    kube.apply(made("Datastore", "bucket", {"s3": {"bucket": "digits"}, field: value}), namespace=SPACE)
-    kube.apply(made("Datastore", "class", {"storageClassName": "c", field: value}), namespace=SPACE)
+    for backend in ({"s3": {"bucket": "digits"}}, {"storageClassName": "c"}):
+        kube.apply(made("Datastore", "d", {**backend, field: value}), namespace=SPACE)
+        kube.delete("datastore", "d", namespace=SPACE)
 
 
 @promise("S-390")
