@@ -234,12 +234,9 @@ class Session:
             self.send(header, reply.error(header[2], errno.EINVAL))
             return
         ino = header[3]
-        number = header[2] & ~abi.UNIQUE_RESEND
-        who = (Caller(header[4], header[5], header[6], number), ino) if operation.by_caller else (ino,)
-        if header[2] & abi.UNIQUE_RESEND:
-            serving = call_again(operation, header, who, args, self._fs)
-        else:
-            serving = operation.method(*who, *args)
+        again = header[2] & abi.UNIQUE_RESEND
+        who = (Caller(header[4], header[5], header[6], header[2] ^ again), ino) if operation.by_caller else (ino,)
+        serving = call_again(operation, header, who, args, self._fs) if again else operation.method(*who, *args)
         call = self._follow_ups.call_of(header, began_ns / 1e9) if self._follow_ups.remembered else None
         request = Request(self._loop, serving, call, self, header, operation, args, began_ns)
         if not self._going_on or not self._follows(request):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count, takewhile
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import asyncssh
 from asyncssh import SFTPAttrs, SFTPClient
@@ -32,7 +32,6 @@ from datastore.logs import fields
 from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
 from ..loop import Loop
 from ..ops import (
-    NOW,
     ROOT_INO,
     Attr,
     AttrReply,
@@ -51,35 +50,21 @@ from ..ops import (
     StatFs,
 )
 from ..state.opens import OpenTable
+from .attributes import SECOND_NS, Owner, compared, kind_of, stat_at, to_set, version_of, with_mode
 from .connection import Connection, SFTPFailed
 from .nodes import HIDDEN, Node, Nodes
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SECOND_NS = 1_000_000_000
-LATEST_S = (1 << 32) - 1
-"""The latest time: SFTP version 3 has 32 bits for its seconds. A time out of range becomes the nearest one."""
 LINE = struct.Struct("<IIIIIQ")
 """What follows the name and a zero byte in a packed directory entry: mode, uid, gid, atime, mtime, size."""
 LINE_BYTES = 64
 """The memory of a packed entry besides its bytes: for a Python object, and its place in a list."""
 PATH_MAX = 4096
 """The length from which Linux takes no path. An SSH server answers then as if the message were wrong."""
-COMPARED_TIMES = 3
-"""How often an open file that is being written is compared with what has its name."""
 UNKNOWN_INO = Ino(0xFFFFFFFF)
 """The inode number, in directory entries, of everything that the kernel has not looked up."""
-
-
-class Owner(NamedTuple):
-    """The local owner that is shown for what the login (remote_uid, remote_gid) owns on the server. remote_uid: None if
-    it is unknown; then everything is shown as the login's."""
-
-    uid: int
-    gid: int
-    remote_uid: int | None
-    remote_gid: int
 
 
 class Handle:
@@ -226,7 +211,7 @@ class SFTPFilesystem(FileServerFilesystem):
         return self.connection.call(what, asked)
 
     def _lstat(self, node: Node, name: bytes | None = None) -> SFTPAttrs:
-        return self._ask("lstat", node, lambda sftp, path, _: _stat(sftp, path, node if name is None else None), name)
+        return self._ask("lstat", node, lambda sftp, path, _: stat_at(sftp, path, node if name is None else None), name)
 
     async def _opened(self, node: Node | None, sftp: SFTPClient, *, before: Handle | None = None) -> SFTPAttrs | None:
         """Return the attributes of an open file, by one of its handles on this session; None if there is none. before:
@@ -285,7 +270,7 @@ class SFTPFilesystem(FileServerFilesystem):
     def _saw(self, node: Node, given: SFTPAttrs) -> None:
         """Take the server's attributes: if they show that another client wrote, make the kernel drop its pages."""
         if node.kind == stat.S_IFREG:
-            seen, node.seen = node.seen, (given.mtime or 0, given.size or 0)
+            seen, node.seen = node.seen, version_of(given)
             if seen is not None and seen != node.seen:
                 self._notifier.inval_inode(node.ino)
 
@@ -296,7 +281,7 @@ class SFTPFilesystem(FileServerFilesystem):
     def _entries(self, directory: Node, found: Sequence[tuple[bytes, SFTPAttrs]]) -> list[tuple[Node, Entry]]:
         """Return the node and the kernel's entry of each found name; count one more lookup of each node."""
         with self._lock:
-            nodes = self._nodes.look_up(directory, [(name, _kind(given)) for name, given in found])
+            nodes = self._nodes.look_up(directory, [(name, kind_of(given)) for name, given in found])
             surplus = self._nodes.surplus()
         told = []
         for node, (_, given) in zip(nodes, found, strict=True):
@@ -318,7 +303,7 @@ class SFTPFilesystem(FileServerFilesystem):
         known = directory.children.get(name)
 
         async def look(sftp: SFTPClient, path: bytes, repeated: bool) -> tuple[SFTPAttrs, bool]:
-            return await _compared(lambda: self._opened(known, sftp), lambda: sftp.lstat(path))
+            return await compared(lambda: self._opened(known, sftp), lambda: sftp.lstat(path))
 
         try:
             given, replaced = self._ask("lstat", directory, look, name)
@@ -351,7 +336,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
         async def make(sftp: SFTPClient, path: bytes, repeated: bool) -> SFTPAttrs:
             await _once(sftp.mkdir(path, SFTPAttrs(permissions=mode & 0o7777)), asyncssh.SFTPFailure, repeated)
-            return await _with_mode(sftp, path, await sftp.lstat(path), mode)
+            return await with_mode(sftp, path, await sftp.lstat(path), mode)
 
         return await self._make("mkdir", parent, name, make)
 
@@ -527,8 +512,8 @@ class SFTPFilesystem(FileServerFilesystem):
             raise self._why_not_replaced(error, old, name, new, new_name) from None
 
     def _why_not_replaced(self, error: SFTPFailed, old: Node, name: bytes, new: Node, new_name: bytes) -> FSError:
-        from_directory = _kind(self._lstat(old, name)) == stat.S_IFDIR
-        to_directory = _kind(self._lstat(new, new_name)) == stat.S_IFDIR
+        from_directory = kind_of(self._lstat(old, name)) == stat.S_IFDIR
+        to_directory = kind_of(self._lstat(new, new_name)) == stat.S_IFDIR
         if from_directory and to_directory:
             return FSError(errno.ENOTEMPTY)
         if from_directory:
@@ -572,10 +557,10 @@ class SFTPFilesystem(FileServerFilesystem):
                     await (await self._file(handle, sftp)).setstat(SFTPAttrs(size=changes.size))
                 else:
                     await sftp.setstat(path, SFTPAttrs(size=changes.size))
-            wanted = _attributes(changes, await _stat(sftp, path, node), owner)
+            wanted = to_set(changes, await stat_at(sftp, path, node), owner)
             if wanted is not None:
                 await sftp.setstat(path, wanted, follow_symlinks=follow)
-            return await _stat(sftp, path, node)
+            return await stat_at(sftp, path, node)
 
         if changes.size is not None:
             node.seen = None
@@ -609,7 +594,7 @@ class SFTPFilesystem(FileServerFilesystem):
 
         async def replaced(sftp: SFTPClient, _repeated: bool) -> bool:
             file = await self._file(handle, sftp)
-            return (await _compared(lambda: self._opened(node, sftp, before=handle), file.stat))[1]
+            return (await compared(lambda: self._opened(node, sftp, before=handle), file.stat))[1]
 
         self._begin_open(node)
         try:
@@ -662,7 +647,7 @@ class SFTPFilesystem(FileServerFilesystem):
             flags = _access(handle.flags) | asyncssh.FXF_CREAT | (0 if repeated else asyncssh.FXF_EXCL)
             handle.file = await sftp.open(path, flags, SFTPAttrs(permissions=mode & 0o7777), encoding=None)
             handle.session = sftp
-            return await _with_mode(sftp, path, await handle.file.stat(), mode)
+            return await with_mode(sftp, path, await handle.file.stat(), mode)
 
         try:
             return self._ask("create", directory, make, name)
@@ -884,7 +869,7 @@ class SFTPFilesystem(FileServerFilesystem):
         else:
             known = directory.children.get(name)
             ino = known.ino if known is not None else UNKNOWN_INO
-        return DirEntry(name, ino, _kind(given), cursor, entry)
+        return DirEntry(name, ino, kind_of(given), cursor, entry)
 
     def releasedir(self, ino: Ino, fh: Fh) -> None:
         """See ops.Filesystem."""
@@ -892,10 +877,6 @@ class SFTPFilesystem(FileServerFilesystem):
         if listing is not None:
             listing.closed = True
             self._let_go(listing)
-
-
-def _kind(given: SFTPAttrs) -> int:
-    return stat.S_IFMT(given.permissions or 0) or stat.S_IFREG
 
 
 def _packed(name: bytes, given: SFTPAttrs) -> bytes:
@@ -918,33 +899,6 @@ def _access(flags: int) -> int:
     }[flags & os.O_ACCMODE]
 
 
-async def _stat(sftp: SFTPClient, path: bytes, node: Node | None) -> SFTPAttrs:
-    """Return the attributes of what is at `path`. The mounted directory itself may be a symbolic link to one."""
-    return await (sftp.stat(path) if node is not None and node.ino == ROOT_INO else sftp.lstat(path))
-
-
-async def _compared(
-    ask_open: Callable[[], Awaitable[SFTPAttrs | None]], ask_name: Callable[[], Awaitable[SFTPAttrs]]
-) -> tuple[SFTPAttrs, bool]:
-    """Return the attributes of what has a file's name, and whether it is another file than the one that is open. SFTP
-    has no inode numbers, so that this is seen by time and size only. The open file is asked before and after its name,
-    because it may be being written; if it changes all the time, it counts as the same."""
-    before = await ask_open()
-    there = await ask_name()
-    for _ in range(COMPARED_TIMES):
-        if before is None or _version(there) == _version(before):
-            return there, False
-        after = await ask_open()
-        if after is not None and _version(after) == _version(before):
-            return there, True
-        before, there = after, await ask_name()
-    return there, False
-
-
-def _version(given: SFTPAttrs) -> tuple[int | None, int | None]:
-    return given.mtime, given.size
-
-
 async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeated: bool) -> None:
     """Make a change. repeated: an earlier session may have made it already; then the error `done` is success."""
     try:
@@ -952,36 +906,3 @@ async def _once(change: Awaitable[None], done: type[asyncssh.SFTPError], repeate
     except done:
         if not repeated:
             raise
-
-
-async def _with_mode(sftp: SFTPClient, path: bytes, given: SFTPAttrs, mode: int) -> SFTPAttrs:
-    """Give a new object the permissions of `mode` that the server's umask took away; return its attributes."""
-    missing = mode & 0o777 & ~(given.permissions or 0)
-    if not missing:
-        return given
-    await sftp.setstat(path, SFTPAttrs(permissions=(given.permissions or 0) & 0o7777 | mode & 0o777))
-    return await sftp.lstat(path)
-
-
-def _attributes(changes: SetAttr, present: SFTPAttrs, owner: Owner) -> SFTPAttrs | None:
-    """Return the attributes to set besides the size, or None. Version 3 sets owner and group together; times too."""
-    wanted = SFTPAttrs()
-    if changes.mode is not None:
-        wanted.permissions = changes.mode & 0o7777
-    if changes.uid is not None or changes.gid is not None:
-        theirs = owner.remote_uid if owner.remote_uid is not None else present.uid
-        their_group = owner.remote_gid if owner.remote_uid is not None else present.gid
-        uid = theirs if changes.uid == owner.uid else changes.uid
-        gid = their_group if changes.gid == owner.gid else changes.gid
-        wanted.uid, wanted.gid = (present.uid if uid is None else uid), (present.gid if gid is None else gid)
-    if changes.atime_ns is not None or changes.mtime_ns is not None:
-        wanted.atime = _seconds(changes.atime_ns, present.atime)
-        wanted.mtime = _seconds(changes.mtime_ns, present.mtime)
-    nothing = wanted.permissions is None and wanted.uid is None and wanted.atime is None
-    return None if nothing else wanted
-
-
-def _seconds(wanted_ns: int | None, present: int | None) -> int:
-    if wanted_ns is None:
-        return present or 0
-    return min(max(int(time.time()) if wanted_ns == NOW else wanted_ns // SECOND_NS, 0), LATEST_S)

@@ -391,9 +391,9 @@ def _stored_intent(intent: Intent) -> str:
 
 
 def _intent(number: int, stored: str) -> Intent:
-    kind, source, target, move, subject, *request = json.loads(stored)  # an older server wrote no request
+    kind, source, target, move, subject, request = json.loads(stored)
     record = move and NodeRecord(*move)._replace(name=move[-1].encode("utf-8", "surrogateescape"))
-    return Intent(number, kind, source, target, record, Subject(*subject), *request)
+    return Intent(number, kind, source, target, record, Subject(*subject), request)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ from datastore.fuse.ops import ROOT_INO, OpenRequest
 from datastore.fuse.store.base import Body, Capabilities, ETag, ObjectInfo, PartNumber, WriteOptions, WriteResult
 from datastore.fuse.vfs.tree import growth
 from tests.driving import resolve
-from tests.faulty import Fault, no_faults
+from tests.faulty import Fault, Plan, no_faults
 from tests.localfs import ME, File
 from tests.mounted import Client, World, failing, pattern, taken_over
 from tests.promises import promise
@@ -143,33 +143,33 @@ def test_who_has_an_object_open_for_writing_does_not_follow_it(world: World, one
     assert world.body("log") == b"first\ntheirs\n"
 
 
+def appending(world: World, key: str, lines: list[bytes]) -> Plan:
+    """A plan by which another client appends the next of these lines just before each GET, until none is left."""
+
+    def plan(_: int, method: str) -> None:
+        if method == "get" and lines:
+            world.put(key, world.body(key) + lines.pop(0))
+
+    return plan
+
+
 @promise("S-31")
 @pytest.mark.parametrize("walks", [False, True])
 @pytest.mark.parametrize("size", [100, 200_000])
 def test_an_object_that_grows_again_meanwhile_is_followed(world: World, one: Client, size: int, walks: bool) -> None:
     """A log to which another client appends just while this one looks at the growth before."""
-    log = os.urandom(size)
+    log, more = os.urandom(size), [b"third line\n", b"fourth line\n"]
     world.put("log", log)
-    more = iter([b"third line\n", b"fourth line\n"])
-
-    def grows_again(_: int, method: str) -> None:
-        nonlocal log
-        if method == "get" and (line := next(more, b"")):
-            log += line
-            world.put("log", log)
-
     with one.local.opened("log") as file:
         assert file.read() == log
-        log += b"second line\n"
-        world.put("log", log)
+        world.put("log", log + b"second line\n")
         world.later()
-        one.faulty.plan = grows_again
+        one.faulty.plan = appending(world, "log", more)
         if walks:
             one.local.listdir()
         assert one.local.stat("log").ino == file.ino
-        assert file.stat().size == len(log)
-        assert file.read() == log
-        assert not list(more), "it grew again meanwhile"
+        assert not more, "it grew again meanwhile"
+        assert file.read() == world.body("log")
         world.later()
         one.local.listdir()
         assert one.local.stat("log").ino == file.ino
@@ -525,22 +525,14 @@ def test_large_growth_is_followed(world: World, one: Client, noticed: bool) -> N
 @promise("S-147", "S-31")
 def test_growth_that_goes_on_is_followed_by_who_has_read_nothing(world: World, one: Client) -> None:
     """The log is appended to again while this mount looks at the growth before."""
-    log = pattern(9 * MIB)
+    log, more, at = pattern(9 * MIB), [b"second line\n", b"third line\n"], 5 * MIB
     world.put("log", log)
-    more = iter([b"second line\n", b"third line\n"])
-
-    def grows(_: int, method: str) -> None:
-        nonlocal log
-        if method == "get" and (line := next(more, b"")):
-            log += line
-            world.put("log", log)
-
     with one.local.opened("log") as file:
-        one.faulty.plan = grows
-        at = 5 * MIB  # no more than this is read ahead
+        one.faulty.plan = appending(world, "log", more)
+        # A read at the beginning would be read ahead of: more than one GET.
         assert bytes(file._call.read(file.ino, file._fh, at, 4096)) == log[at : at + 4096]
-        assert not list(more)
-        assert file.read() == log
+        assert not more
+        assert file.read() == world.body("log")
 
 
 @promise("S-147")
