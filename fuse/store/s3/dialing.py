@@ -21,6 +21,7 @@ from datastore.errors import DeadlineExceeded, EndpointNotAllowed, InvalidReques
 from ...loop import now
 from .errors import connection_words, one_line
 from .http1 import Connection, Incoming, NotHttp
+from .tls import TlsSocket
 
 _Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 
@@ -90,7 +91,7 @@ def proxy_for(host: str, *, secure: bool) -> Proxy | None:
 
 def connected(
     route: Route, tls: ssl.SSLContext | None, limit_s: float, clock: Callable[[], float] = time.monotonic
-) -> socket.socket:
+) -> socket.socket | TlsSocket:
     """Return a socket connected within limit_s, over TLS if the route is secure. Errors: Unreachable, DeadlineExceeded,
     EndpointNotAllowed."""
     until = clock() + limit_s
@@ -115,8 +116,7 @@ def connected(
         if route.secure:
             if proxy:
                 now(_tunnel(Connection(made), route, proxy, left_s))
-            made.settimeout(left_s())
-            made = (tls or trust()).wrap_socket(made, server_hostname=route.host.rstrip("."))
+            return TlsSocket(made, tls or trust(), route.host.rstrip("."), left_s)
         return made
     except BaseException as error:
         if made is not None:

@@ -18,6 +18,7 @@ from itertools import count
 from ...loop import Edge, Future, Loop
 from ..base import Body, FilePart
 from .errors import UNANNOUNCED
+from .tls import TlsSocket
 
 HEAD_BYTES = 64 << 10
 """The largest head of an answer in bytes, interim answers included. S3's heads have 1 to 4 KiB."""
@@ -38,9 +39,6 @@ _SWITCHING_PROTOCOLS = 101
 _HEAD_END = re.compile(rb"\n(?:\r\n|\n)")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
-NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""What a socket raises that would have to wait: it is non-blocking, or its timeout in the kernel has passed."""
-_WAITING = -1.0
 
 Pace = Callable[[], float]
 """Returns the seconds that the next byte may take. Errors: TimeoutError when none are left."""
@@ -70,11 +68,13 @@ class Connection:
     with one they await, and the connection is closed when the loop ends. Errors of all calls: TimeoutError, OSError.
     """
 
-    __slots__ = ("_edge", "_limit_s", "_loop", "_sent_at_once", "secure", "sock")
+    __slots__ = ("_edge", "_limit_s", "_loop", "_sent_at_once", "_stream", "_tls", "secure", "sock")
 
-    def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
-        self.sock = sock
-        self.secure = isinstance(sock, ssl.SSLSocket)
+    def __init__(self, stream: socket.socket | TlsSocket, loop: Loop | None = None) -> None:
+        self._stream = stream
+        self._tls = stream if isinstance(stream, TlsSocket) else None
+        self.sock = sock = stream.sock if isinstance(stream, TlsSocket) else stream
+        self.secure = self._tls is not None
         self._limit_s = -2.0
         self._loop = loop
         self._sent_at_once = False
@@ -94,17 +94,14 @@ class Connection:
     def _limit(self, seconds: float) -> None:
         """Set how long the next call may block; an unchanged limit is not set again, which would take system calls.
 
-        A plain socket waits in the kernel, which takes one system call a piece, where Python's own timeout takes two.
+        The kernel waits, which takes one system call a piece, where Python's own timeout takes two.
         """
         if seconds == self._limit_s:
             return
-        if self.secure:
-            self.sock.settimeout(seconds)
-        else:
-            if self._limit_s < 0:
-                self.sock.settimeout(None)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.sock.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
+        if self._limit_s < 0:
+            self.sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
         self._limit_s = seconds
 
     async def give_way(self, pace: Pace) -> None:
@@ -123,9 +120,11 @@ class Connection:
             await self._edge.wait(pace())
         while True:
             try:
-                return self.sock.recv(size, flags)
-            except NOT_NOW:
+                return self._stream.recv(size, flags)
+            except BlockingIOError:
                 await self._edge.wait(pace())
+            except ssl.SSLWantReadError:
+                pace()
 
     async def receive_into(self, view: memoryview, pace: Pace) -> int:
         """Fill a view, or as much of it as comes before the end; return how many bytes came.
@@ -135,9 +134,11 @@ class Connection:
             if self._loop is None:
                 self._limit(pace())
             try:
-                count = self.sock.recv_into(view[done:], 0, flags)
-            except NOT_NOW:
+                count = self._stream.recv_into(view[done:], 0, flags)
+            except BlockingIOError:
                 await self._edge.wait(pace())
+                continue
+            except ssl.SSLWantReadError:
                 continue
             if not count:
                 break
@@ -152,9 +153,9 @@ class Connection:
             if self._loop is None:
                 self._limit(pace())
             try:
-                sent = self.sock.send(left if len(left) <= _SENT_BYTES else memoryview(left)[:_SENT_BYTES])
+                sent = self._stream.send(left if len(left) <= _SENT_BYTES else memoryview(left)[:_SENT_BYTES])
                 left = memoryview(left)[sent:] if sent < len(left) else b""
-            except NOT_NOW:
+            except BlockingIOError:
                 waited = True
                 await self._edge.wait(pace())
         self._sent_at_once = not waited
@@ -195,22 +196,16 @@ class Connection:
     def is_quiet(self) -> bool:
         """Whether there is nothing to read; else the server closed this idle connection, or is out of step.
 
-        With TLS the socket does not tell: bytes may be decrypted already, and session tickets, which may come at any
-        time, mean nothing.
+        With TLS the socket does not tell: session tickets, which may come at any time, mean nothing.
         """
-        if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
-            return False
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
-        if not poll.poll(0):
-            return True
-        if not self.secure:
-            return False
-        self.sock.setblocking(False)
-        self._limit_s = _WAITING
+        came = bool(poll.poll(0))
+        if self._tls is None or not (came or self._tls.holds_bytes):
+            return not came
         try:
-            self.sock.recv(1)  # the byte is lost, but the connection is not used again
-        except NOT_NOW:
+            self._tls.recv(1, socket.MSG_DONTWAIT)  # the byte is lost, but the connection is not used again
+        except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False

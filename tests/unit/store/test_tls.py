@@ -13,10 +13,11 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from datastore.errors import DeadlineExceeded, InvalidRequest, Unreachable
+from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
 from datastore.fuse.store.base import FilePart
 from datastore.fuse.store.s3.dialing import Route, trust
 from datastore.fuse.store.s3.messages import Request
@@ -29,6 +30,7 @@ from tests.unit.store.scripted import (
     Transports,
     Wait,
     content_length,
+    context_of,
     http,
     received,
     talking,
@@ -36,6 +38,7 @@ from tests.unit.store.scripted import (
 
 GET = Request(method="GET")
 MIB = 1 << 20
+RECORD = 16 << 10
 QUICK = TransportLimits(connections=4, connect_s=2.0, idle_s=0.3, call_s=1.0)
 MISSING = "put the certificate authority that signed it into spec.s3.caBundle"
 
@@ -89,6 +92,19 @@ class TestKeptConnections:
         assert bodies == [b"one", b"two"]
         assert server.connections == 2
 
+    @pytest.mark.parametrize("in_the_last_record", [0, 300])
+    def test_what_follows_a_large_body_is_no_answer_to_the_next(
+        self, in_the_last_record: int, identity: Identity, to: To
+    ) -> None:
+        """Neither in the body's last record nor in one of its own."""
+        head = len(http(200, bytes(60_000))) - 60_000
+        body = os.urandom(4 * RECORD - head - in_the_last_record)
+        with ScriptedServer([http(200, body) + bytes(300), http(200, b"two")], identity) as server:
+            transport = to(server.port)
+            bodies = [transport.ask(GET).body for _ in range(2)]
+        assert bodies == [body, b"two"]
+        assert server.connections == 2
+
     @pytest.mark.parametrize("announced", [True, False])
     def test_one_that_the_server_ended_meanwhile_is_replaced(self, announced: bool, identity: Identity, to: To) -> None:
         """announced: by close_notify."""
@@ -122,7 +138,92 @@ class TestKeptConnections:
             assert [transport.ask(put).status for _ in range(2)] == [200, 200]
 
 
+class OverBytes:
+    """The server's side of TLS on a plain connection; what it sends may be cut anywhere. It has taken one request."""
+
+    def __init__(self, connection: socket.socket, identity: Identity) -> None:
+        self._received, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context_of(identity).wrap_bio(self._received, self._outgoing, server_side=True)
+        self._connection = connection
+        self._once_more(self._tls.do_handshake)
+        while b"\r\n\r\n" not in self._once_more(self._tls.read):
+            pass
+
+    def _once_more(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                self._connection.sendall(self._outgoing.read())
+                self._received.write(received(self._connection))
+
+    def encrypted(self, content: bytes) -> bytes:
+        self._tls.write(content)
+        return self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """close_notify."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        return self._outgoing.read()
+
+
+class TestRecords:
+    def test_they_may_come_byte_by_byte(self, identity: Identity, to: To) -> None:
+        def answer(connection: socket.socket) -> None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in OverBytes(connection, identity).encrypted(http(200, b"it is")):
+                connection.sendall(bytes([byte]))
+                time.sleep(0.0005)
+
+        with talking(answer) as port:
+            assert to(port).ask(GET).body == b"it is"
+
+    def test_one_that_comes_too_slowly_is_given_up(self, identity: Identity, to: To) -> None:
+        def answer(connection: socket.socket) -> None:
+            for byte in OverBytes(connection, identity).encrypted(http(200, bytes(9000))):
+                connection.sendall(bytes([byte]))
+                time.sleep(QUICK.idle_s / 10)
+
+        with talking(answer) as port:
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                to(port, limits=QUICK).ask(GET)
+        assert time.monotonic() - began < PATIENCE_S
+
+    def test_close_notify_ends_a_body_of_unknown_length(self, identity: Identity, to: To) -> None:
+        """Also where the server keeps the connection open after it."""
+
+        def answer(connection: socket.socket) -> None:
+            server = OverBytes(connection, identity)
+            connection.sendall(server.encrypted(b"HTTP/1.1 200 OK\r\n\r\nall of it") + server.farewell())
+            connection.recv(1)
+
+        with talking(answer) as port:
+            assert to(port).ask(GET).body == b"all of it"
+
+    def test_an_end_between_two_of_them_cuts_the_body_short(self, identity: Identity, to: To) -> None:
+        def answer(connection: socket.socket) -> None:
+            connection.sendall(OverBytes(connection, identity).encrypted(http(200, bytes(60_000))[:50_000]))
+
+        with talking(answer) as port, pytest.raises(CorruptBody, match="cut short"):
+            to(port).ask(GET)
+
+
 class TestLargeBodies:
+    def test_all_of_it_arrives_at_a_server_that_reads_slowly(self, identity: Identity, to: To) -> None:
+        body, got = os.urandom(5 * MIB), bytearray()
+
+        def answer(connection: socket.socket) -> None:
+            while len(got) < len(body) or b"\r\n\r\n" not in got or not got.endswith(body[-1000:]):
+                got.extend(received(connection))
+                time.sleep(0.0005)
+            connection.sendall(http(200))
+
+        with talking(answer, identity=identity) as port:
+            assert to(port).ask(Request(method="PUT", body=body)).status == 200
+        assert bytes(got).partition(b"\r\n\r\n")[2] == body
+
     def test_who_hangs_up_in_the_middle_is_not_said_to_have_a_wrong_certificate(
         self, identity: Identity, to: To
     ) -> None:
@@ -189,6 +290,19 @@ class TestWhatIsSaid:
         Authority(tmp_path)
         for bundle in ("", (tmp_path / "ca.crt").read_text()):
             assert MISSING in self.refused(transports, identity, bundle)
+
+    def test_the_server_learns_it_too(self, identity: Identity, transports: Transports) -> None:
+        heard = []
+
+        def answer(connection: socket.socket) -> None:
+            try:
+                OverBytes(connection, identity)
+            except ssl.SSLError as error:
+                heard.append(error.reason)
+
+        with talking(answer) as port, pytest.raises(Unreachable):
+            transports.to(Route("127.0.0.1", port, True), tls=trust()).ask(GET)
+        assert heard == ["TLSV1_ALERT_UNKNOWN_CA"]
 
     def test_a_certificate_that_has_expired(self, authority: Authority, transports: Transports) -> None:
         expired = authority.issue("expired", HERE, validity=datetime.timedelta(minutes=1))
