@@ -225,6 +225,7 @@ class Renames:
             listing = without
             yield
         except (StoreError, OSError):
+            listing = None  # an old object that was not removed still has its name
             core.db.end(intent)
             raise
         finally:

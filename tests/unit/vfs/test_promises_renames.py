@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from datastore.errors import AccessDenied
 from datastore.fuse.ops import SetAttr
 from datastore.fuse.store.base import DeleteFailure, ObjectVersion
 from datastore.fuse.vfs.change import renames
@@ -347,6 +348,19 @@ def test_what_the_store_does_not_remove_of_a_renamed_directory_is_told(world: Wo
     with pytest.raises(OSError, match="1 objects below d/ could not be removed: d/x: you may not"):
         one.local.rename("d", "e")
     assert {"e/x": b"x", "e/y": b"x"}.items() <= one.local.tree().items()
+
+
+@promise("S-66")
+def test_a_file_whose_rename_failed_at_its_last_step_is_listed_under_both_names(world: World, one: Client) -> None:
+    """The copy was made, and the store refuses to remove the original."""
+    world.put_all(["d/f"])
+    assert one.local.listdir("d") == [b"f"]
+    one.faulty.plan = lambda _, method: Fault(AccessDenied("you may not")) if method == "delete" else None
+    failing(errno.EACCES, one.local.rename, "d/f", "d/g")
+    assert world.all_keys() == ["d/", "d/f", "d/g"]
+    world.later(0.01)
+    assert sorted(one.local.listdir("d")) == [b"f", b"g"]
+    assert one.local.read("d/f") == one.local.read("d/g") == b"x"
 
 
 @promise("S-25")
