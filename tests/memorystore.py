@@ -32,7 +32,6 @@ from datastore.fuse.store.base import (
     Body,
     ByteRange,
     Capabilities,
-    DeleteFailure,
     ETag,
     FilePart,
     GetFeed,
@@ -335,7 +334,7 @@ class MemoryStore:
                 raise _changed(key)
             self.bucket.remove(key)
 
-    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def delete_many(self, keys: Sequence[str]) -> list[StoreError]:
         check_count(keys)
         with self.bucket.lock:
             for key in keys:

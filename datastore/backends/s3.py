@@ -18,7 +18,7 @@ from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, 
 from datastore.backends.s3copy import Limits, copy
 from datastore.backends.s3probe import capabilities
 from datastore.backends.stores import Stores
-from datastore.errors import AlreadyExists, BucketNotFound, InvalidRequest, NotFound, StoreError
+from datastore.errors import AlreadyExists, BucketNotFound, NotFound, StoreError
 from datastore.fuse.store.base import ByteRange, ListedObject, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
 from datastore.fuse.store.s3 import probe, remove_bucket
@@ -160,10 +160,8 @@ class S3Backend:
             if not go_on():
                 return Released(done=False, message=f"removing the data of {self._where()}: {removed} objects so far")
             keys = [each.key for each in listed if each.key != self._marker]
-            failures = store.delete_many(keys) if keys else []
-            if failures:
-                first = failures[0]
-                raise InvalidRequest(f"removing {first.key}: {first.message}", key=first.key, code=first.code)
+            for error in store.delete_many(keys) if keys else []:
+                raise error
             removed += len(keys)
         while uploads := store.pending_uploads(self._location.prefix):
             for upload in uploads:

@@ -377,9 +377,8 @@ class ObjectTree:
         if self._objects.locks():
             list(self._objects.threads.map(self._release, keys))
         # The deepest keys first: a server that keeps keys as a disk's directories removes only empty ones.
-        failures = self._store.delete_many(sorted(keys, reverse=True))
-        for failure in failures:
-            raise InvalidRequest(f"removing {failure.key}: {failure.message}", key=failure.key, code=failure.code)
+        for error in self._store.delete_many(sorted(keys, reverse=True)):
+            raise error
         return len(keys)
 
     def _release(self, key: str) -> None:

@@ -221,14 +221,6 @@ class PendingUpload(NamedTuple):
     initiated_ns: int
 
 
-class DeleteFailure(NamedTuple):
-    """One key that a bulk delete could not remove."""
-
-    key: str
-    code: str
-    message: str
-
-
 class ObjectStore(Protocol):
     """One bucket."""
 
@@ -296,8 +288,8 @@ class ObjectStore(Protocol):
     async def delete(self, key: str, *, if_match: ETag | None = None) -> None:
         """Remove an object; that it does not exist is no error. Only servers that know `if_match` honour it."""
 
-    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """Remove up to 1,000 objects; return those that could not be removed."""
+    async def delete_many(self, keys: Sequence[str]) -> list[StoreError]:
+        """Remove up to 1,000 objects; return an error, none of them transient, for each that could not be removed."""
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """Begin a multipart upload with its metadata and content type. copies: upload_part_copy() may make parts."""

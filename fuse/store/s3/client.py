@@ -23,7 +23,6 @@ from ..base import (
     Body,
     ByteRange,
     Capabilities,
-    DeleteFailure,
     ETag,
     FilePart,
     ObjectInfo,
@@ -41,6 +40,7 @@ from . import xml
 from .caller import Caller, gather
 from .checksums import Checksums, md5_of
 from .credentials import CredentialSource
+from .errors import Refusal, to_error
 from .lister import Lister
 from .many import Many
 from .messages import META, Answer, Outlet, Request, describe_part, described, http_date_ns, received, unquote_etag
@@ -164,15 +164,19 @@ class S3Store:
         with suppress(NotFound):
             await self._caller.send(Request(method="DELETE", key=key, headers=_matching(if_match)))
 
-    async def delete_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
+    async def delete_many(self, keys: Sequence[str]) -> list[StoreError]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
         check_count(keys)
         plain = [key for key in keys if xml.fits_xml(key)]
-        failures: list[DeleteFailure] = []
+        failures: list[StoreError] = []
         if plain:
             answer = await self._send_xml("POST", xml.build_delete(plain), query="delete", entries=len(plain))
-            told = xml.parse_delete(bytes(answer.body), len(plain))
-            failures = [failure for failure in told if failure.code != "NoSuchKey"]
+            refused = xml.parse_delete(bytes(answer.body), len(plain))
+            told = [to_error(Refusal(method="DELETE", status=answer.status, **one._asdict())) for one in refused]
+            failures = [error for error in told if not isinstance(error, NotFound)]
+            for error in failures:
+                if error.transient:
+                    raise error
         for key in keys:
             if not xml.fits_xml(key):
                 try:
@@ -180,7 +184,7 @@ class S3Store:
                 except StoreError as error:
                     if error.transient:
                         raise
-                    failures.append(DeleteFailure(key, error.code, error.server_message))
+                    failures.append(error)
         return failures
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:

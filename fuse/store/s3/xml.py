@@ -25,7 +25,6 @@ from ..base import (
     SYSTEM,
     SYSTEM_HEADERS,
     TAGGED,
-    DeleteFailure,
     ETag,
     ListedObject,
     ListPage,
@@ -56,6 +55,14 @@ _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class DeleteRefusal(NamedTuple):
+    """One key that a bulk delete did not remove, and the server's reason."""
+
+    key: str
+    code: str
+    message: str
 
 
 class ErrorAnswer(NamedTuple):
@@ -177,10 +184,10 @@ def parse_tags(body: bytes) -> list[tuple[str, str]]:
     return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
 
 
-def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteFailure]:
+def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteRefusal]:
     """Parse the failures in a DeleteResult, whose keys are not URL-encoded. Errors: CorruptBody."""
     return [
-        DeleteFailure(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
+        DeleteRefusal(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
         for item in _parse(body, most_tags=_FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
     ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from datastore.clock import Clock
+from datastore.errors import StoreError
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
@@ -24,7 +25,7 @@ from ...state.nodelog import NodeLog, NodeRecord
 from ...state.opens import OpenTable
 from ...state.removed import RemovedFiles
 from ...state.statedb import StateDb
-from ...store.base import DeleteFailure, ObjectStore
+from ...store.base import ObjectStore
 from .attrs import Defaults
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
@@ -141,8 +142,9 @@ class Core:
         await self.store.delete(key)
         self.known.forget(key)
 
-    async def remove_many(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """Delete objects and forget their attributes; return those that the store kept. Errors: StoreError."""
+    async def remove_many(self, keys: Sequence[str]) -> list[StoreError]:
+        """Delete objects and forget their attributes; return the errors of those that the store kept.
+        Errors: StoreError."""
         failures = await self.store.delete_many(keys)
         for key in keys:
             self.known.forget(key)

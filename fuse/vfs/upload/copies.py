@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from datastore.logs import fields
 
 from ...data.multipart import COPY_MAX, PARTS_MAX, Part
 from ...loop import Semaphore
-from ...ops import FSError
 from ...state.rows import Subject
 from ...store.base import (
     ByteRange,
@@ -112,7 +110,7 @@ class Copies:
 
     async def remove_originals(self) -> None:
         """Delete every object below the old prefix; before that, copy what others wrote there since make().
-        Errors: StoreError; FSError(EIO) when the store does not delete some of them.
+        Errors: StoreError, also when the store does not delete some of them.
         """
         after = ""
         while True:
@@ -126,13 +124,8 @@ class Copies:
             made = [self.made.get(self._new_key(found)) for found in meant]
             late = [one for one, copy in zip(meant, made, strict=True) if copy is None or copy.original != one.etag]
             await self._copy_all(late, keep_newer=False)
-            failures = await self._core.remove_many([found.key for found in meant])
-            if failures:
-                first = failures[0]
-                raise FSError(
-                    errno.EIO,
-                    f"{len(failures)} objects below {self._old} could not be removed: {first.key}: {first.message}",
-                )
+            for error in await self._core.remove_many([found.key for found in meant]):
+                raise error
             if page.next_token is None and not late:
                 return  # nobody wrote there since; another look would miss later writes as well
 

@@ -14,6 +14,7 @@ import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import (
+    AccessDenied,
     BucketNotFound,
     ClockSkew,
     CorruptBody,
@@ -22,6 +23,7 @@ from datastore.errors import (
     PreconditionFailed,
     ServerFault,
     StoreError,
+    Throttled,
     WrongRegion,
 )
 from datastore.fuse.loop import now
@@ -316,8 +318,17 @@ class TestAnswers:
         denied = http(403, error_of("AccessDenied", "odd"))
         with scripted(http(200, body), http(204), denied) as (client, server):
             failures = client.delete_many(["a", "b", "c", "\x01", "\x02"])
-        assert [(f.key, f.code, f.message) for f in failures] == [
-            ("b", "AccessDenied", "no"),
-            ("\x02", "AccessDenied", "odd"),
+        assert [(type(f), f.key, f.code, f.server_message) for f in failures] == [
+            (AccessDenied, "b", "AccessDenied", "no"),
+            (AccessDenied, "\x02", "AccessDenied", "odd"),
         ]
+        assert str(failures[0]).startswith("DELETE b: these credentials are not allowed to do that; server says: Acc")
         assert b"content-md5: " in server.requests[0]
+
+    def test_a_bulk_delete_whose_failures_are_temporary_may_be_tried_again(self) -> None:
+        body = (
+            b"<DeleteResult><Error><Key>a</Key><Code>AccessDenied</Code></Error>"
+            b"<Error><Key>b</Key><Code>SlowDown</Code></Error></DeleteResult>"
+        )
+        with scripted(http(200, body)) as (client, _), pytest.raises(Throttled, match="DELETE b: "):
+            client.delete_many(["a", "b"])

@@ -10,9 +10,9 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from datastore.errors import AccessDenied
+from datastore.errors import AccessDenied, ObjectLocked, StoreError
 from datastore.fuse.ops import SetAttr
-from datastore.fuse.store.base import DeleteFailure, ObjectVersion
+from datastore.fuse.store.base import ObjectVersion
 from datastore.fuse.vfs.change import renames
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
@@ -340,13 +340,18 @@ def test_a_directory_rename_that_fails_leaves_what_another_client_put_there(worl
 
 
 @promise("S-26")
-def test_what_the_store_does_not_remove_of_a_renamed_directory_is_told(world: World, one: Client) -> None:
-    """All of it has its new name by then."""
+@promise("S-199")
+@pytest.mark.parametrize(
+    ("kept", "code"),
+    [(AccessDenied("d/x: you may not"), errno.EACCES), (ObjectLocked("d/x: it is locked"), errno.EPERM)],
+)
+def test_what_the_store_does_not_remove_of_a_renamed_directory_is_told(
+    world: World, one: Client, kept: StoreError, code: int
+) -> None:
+    """With the errno of the store's reason. All of it has its new name by then."""
     world.put_all(["d/x", "d/y"])
-    kept = DeleteFailure("d/x", "AccessDenied", "you may not")
     one.faulty.plan = lambda _, method: Fault(alter=lambda _: [kept]) if method == "delete_many" else None
-    with pytest.raises(OSError, match="1 objects below d/ could not be removed: d/x: you may not"):
-        one.local.rename("d", "e")
+    failing(code, one.local.rename, "d", "e")
     assert {"e/x": b"x", "e/y": b"x"}.items() <= one.local.tree().items()
 
 
