@@ -124,7 +124,8 @@ def connected(
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded(f"{route}: no connection within {limit_s:.0f} s") from error
         if isinstance(error, NotHttp | OSError):
-            raise Unreachable(f"{route}: {connection_words(error)}") from error
+            variable = ("HTTPS_PROXY" if route.secure else "HTTP_PROXY") if route.proxy else ""
+            raise Unreachable(f"{route}: {connection_words(error, variable)}") from error
         raise
 
 

@@ -223,8 +223,9 @@ _NOT_TRUSTED = (
 )
 
 
-def connection_words(error: Exception) -> str:
-    """Return what went wrong at the connection, and what the user can do about it."""
+def connection_words(error: Exception, proxy_variable: str = "") -> str:
+    """Return what went wrong at the connection, and what the user can do about it.
+    proxy_variable: the environment variable with the proxy to which a connection was to be made, if any."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _BAD_CERTIFICATES.get(error.verify_code, _NOT_TRUSTED).format(one_line(error.verify_message))
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
@@ -232,7 +233,11 @@ def connection_words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and not isinstance(error, UNANNOUNCED):
         return f"TLS failed ({one_line(str(error.reason or error))}): check https:// in the endpoint and caBundle"
     if isinstance(error, socket.gaierror):
+        if proxy_variable:
+            return f"the proxy's host name does not resolve: check {proxy_variable} and NO_PROXY"
         return "the host name does not resolve: check the endpoint"
     if isinstance(error, ConnectionRefusedError):
+        if proxy_variable:
+            return f"nothing listens at the proxy (connection refused): check {proxy_variable} and NO_PROXY"
         return "nothing listens there (connection refused): check the endpoint's host and port"
     return f"the connection failed ({one_line(str(error)) or type(error).__name__})"

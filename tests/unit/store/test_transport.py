@@ -28,6 +28,7 @@ from datastore.fuse.store.s3.transport import TransportLimits
 from tests.authority import Identity
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
+from tests.servers import reserved_port
 from tests.unit.store.scripted import (
     HANG_UP,
     SILENCE,
@@ -419,6 +420,16 @@ class TestProxies:
                 transports.to(Route("bucket.example", 443, True, proxy)).ask(GET)
         assert server.requests[0].startswith(b"CONNECT bucket.example:443 HTTP/1.")
         assert b"Proxy-Authorization: Basic x" in server.requests[0]
+
+    @pytest.mark.parametrize(("secure", "variable"), [(True, "HTTPS_PROXY"), (False, "HTTP_PROXY")])
+    @pytest.mark.parametrize(
+        ("host", "said"), [("127.0.0.1", "nothing listens at the proxy"), ("nobody.invalid", "the proxy's host name")]
+    )
+    def test_a_proxy_that_cannot_be_reached_is_blamed_itself(
+        self, transports: Transports, secure: bool, variable: str, host: str, said: str
+    ) -> None:
+        with reserved_port() as port, pytest.raises(Unreachable, match=f"{said} .*: check {variable} and NO_PROXY"):
+            transports.to(Route("bucket.example", 443, secure, Proxy(host, port))).ask(GET)
 
     def test_the_environment_names_proxies_and_exceptions(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTPS_PROXY", "http://user:p%40ss@proxy.example:3128")
