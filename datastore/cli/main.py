@@ -20,6 +20,9 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run a verb with its arguments and return the exit code."""
+    if why := _no_directory():
+        sys.stderr.write(f"error: {why}\n")
+        return _ERROR
     with keyboard() as came:
         try:
             launch.begin(arguments)
@@ -31,6 +34,17 @@ def run(arguments: list[str]) -> int:
                 raise
             sys.stderr.write("error: interrupted\n")  # SIGINT came during the import
             return _INTERRUPTED
+
+
+def _no_directory() -> str:
+    """Return what is wrong with the current directory; '' if we can be imported there (also if it was removed)."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"the current directory can't be used ({error.strerror}), perhaps its mount ended: cd to another one"
+    return ""
 
 
 def leave(code: int) -> NoReturn:

@@ -12,8 +12,13 @@ from datastore.mounting.records import MountRecord, all_records, remove_made
 
 
 def real_path(directory: str) -> str:
-    """Return the path, absolute and without symbolic links. A mount there is not touched, because it may hang."""
-    path = os.path.abspath(os.path.expanduser(directory))
+    """Return the path, absolute and without symbolic links. A mount there is not touched, because it may hang.
+    Errors: MountFailed for a relative path when the current directory was removed."""
+    try:
+        path = os.path.abspath(os.path.expanduser(directory))
+    except OSError as error:
+        why = f"the current directory can't be used ({error.strerror})"
+        raise MountFailed(f"{directory}: {why}: cd to another one, or write the whole path") from error
     parent, name = os.path.split(path)
     beside = os.path.join(os.path.realpath(parent), name) if name else path
     return beside if mounttable.mounted_at(beside) else os.path.realpath(beside)

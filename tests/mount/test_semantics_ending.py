@@ -65,6 +65,19 @@ def test_an_unmount_ends_in_time_while_the_store_hangs(breaking: Breaking, force
         assert mount.objects.get("file") == b"precious bytes"
 
 
+@promise("S-191")
+def test_a_shell_that_stands_in_a_mount_that_was_ended_by_force_is_told_to_leave(mount_with: Mounter) -> None:
+    """Its current directory is one that no path leads to, and that answers nothing."""
+    with mount_with() as mount:
+        script = f"cd {mount.path} && {COMMAND} umount --force {mount.path} && {COMMAND} list"
+        environment = Client(mount.folder).environment
+        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        *_, last = done.stderr.splitlines()
+        assert last.startswith("error: the current directory can't be used (")
+        assert last.endswith("cd to another one")
+
+
 @promise("S-60")
 def test_a_forced_unmount_without_a_record_gives_the_directory_back(mount_with: Mounter) -> None:
     """Where the state directory is gone nobody knows of the mount, and the directory is not left immutable.

@@ -112,6 +112,19 @@ def test_wrong_usage_is_one_line(cli: Cli) -> None:
     assert cli("status", "-o", "wide") == (2, "", wrong)
 
 
+def test_a_relative_path_below_a_removed_directory_is_told_as_that(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = cli("umount", "./x")
+    assert done.code == ExitCode.MOUNT
+    assert done.err.startswith("error: ./x: the current directory can't be used (No such file or directory): cd to ")
+    assert cli("list").code == ExitCode.OK
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m datastore.cli crd | head -c 10"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=_wide(), check=True)
