@@ -40,11 +40,16 @@ async def warm(
         progress({"done_files": done_files, "files": len(versions), "done_bytes": done_bytes, "bytes": total})
 
     # A file that does not fit any more would only evict a file that was fetched a moment ago.
-    fitting = iter([version for version in versions if (left := left - version.size) >= 0])
+    fitting = []
+    for version in versions:
+        if version.size <= left:
+            fitting.append(version)
+            left -= version.size
+    waiting = iter(fitting)
 
     async def fetch(_: int) -> None:
         nonlocal full
-        for version in fitting:
+        for version in waiting:
             try:
                 if not full and not await core.reader.prefetch(version, lambda size: report(0, size)):
                     full = True
@@ -53,7 +58,7 @@ async def warm(
             report(1, 0)
 
     await core.each(fetch, range(_FILES_AT_ONCE))
-    if full or left < 0:
+    if full or len(fitting) < len(versions):
         await core.loop.on_disk(cache.recount)
     missing = await core.loop.on_disk(lambda: [version for version in versions if not cache.present(version)])
     if missing and not errors:

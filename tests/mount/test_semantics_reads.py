@@ -229,3 +229,14 @@ def test_warm_says_what_did_not_fit(mount_with: Mounter, small_disk: Path, limit
         assert fetched <= room + (8 << 20), "what has no room is not fetched"
         assert (mount.path / "f7").stat().st_size == 4 << 20
         assert len((mount.path / "f7").read_bytes()) == 4 << 20
+
+
+@promise("S-193")
+def test_warm_fetches_what_comes_after_a_file_that_does_not_fit(mount_with: Mounter, tmp_path: Path) -> None:
+    with mount_with(cache={"dir": str(tmp_path / "cache"), "size": "16Mi"}, readOnly=True) as mount:
+        mount.objects.put("a", bytes(20 << 20))
+        for number in range(8):
+            mount.objects.put(f"b/{number}", os.urandom(1000))
+        done = mount.command("warm", mount.path)
+        assert done.returncode == 1
+        assert "1 file of 9, 20 MiB, did not fit" in done.stderr
