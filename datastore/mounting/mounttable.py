@@ -38,10 +38,14 @@ def detach(path: str) -> None:
     if os.geteuid() == 0 and MOUNTINFO.exists():
         _umount2(path, MNT_DETACH)
         return
+    whys = []
     for command in (["fusermount3", "-u", "-z", "--", path], ["umount", path]):
-        if shutil.which(command[0]) and _succeeds(command):
-            return
-    raise MountFailed(f"{path}: can't be unmounted; close what uses it and try again")
+        if shutil.which(command[0]):
+            why = _refusal(command)
+            if not why:
+                return
+            whys.append(why)
+    raise MountFailed(f"{path}: can't be unmounted: {'; '.join(whys) or 'fusermount3 is not installed'}")
 
 
 def unmount_bind(path: str) -> None:
@@ -60,12 +64,22 @@ def bind(source: str, path: str, *, read_only: bool) -> None:
             raise
 
 
-def _succeeds(command: list[str]) -> bool:
+def _refusal(command: list[str]) -> str:
+    """Run a command; return '' if it succeeds, else the last line that it says."""
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=UNMOUNT_TIMEOUT_S)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=UNMOUNT_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return f"{command[0]} has not ended within {UNMOUNT_TIMEOUT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"{command[0]} failed with {done.returncode}"])[-1].rstrip(".")
 
 
 def _mount(source: str, path: str, flags: int) -> None:

@@ -78,6 +78,28 @@ def test_a_shell_that_stands_in_a_mount_that_was_ended_by_force_is_told_to_leave
         assert last.endswith("cd to another one")
 
 
+@pytest.mark.root_only
+def test_a_forced_unmount_of_another_users_mount_says_why_it_is_refused(mount_with: Mounter) -> None:
+    """Nothing that could be closed keeps it there."""
+    with mount_with() as mount:
+        for directory in (mount.folder.parent, mount.folder):
+            directory.chmod(0o755)
+        script = (
+            "import os, sys\nfrom datastore.cli.main import leave, run\n"
+            "run(['umount', '--force', '/nowhere'])\n"  # imports what may be out of that user's reach
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "leave(run(['umount', '--force', sys.argv[1]]))\n"
+        )
+        environment = {**os.environ, "XDG_STATE_HOME": "/nonexistent"}
+        done = subprocess.run(
+            [sys.executable, "-c", script, mount.path], env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 5, done.stderr
+        assert f"{mount.path}: can't be unmounted: fusermount3: " in done.stderr
+        assert "close what uses it" not in done.stderr
+        assert os.path.ismount(mount.path)
+
+
 @promise("S-60")
 def test_a_forced_unmount_without_a_record_gives_the_directory_back(mount_with: Mounter) -> None:
     """Where the state directory is gone nobody knows of the mount, and the directory is not left immutable.
