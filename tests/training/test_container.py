@@ -13,6 +13,7 @@ import pytest
 
 from tests.patience import eventually
 from tests.promises import promise
+from tests.servers import boto_client
 from tests.training.laptop import PATIENCE_S, Laptop
 
 pytestmark = [
@@ -89,6 +90,18 @@ def test_a_container_is_ended_and_nothing_stays(laptop: Laptop, podman: None) ->
     eventually(lambda: laptop.logs("endless") == "up\n", patience_s=PATIENCE_S)
     assert laptop.run("job", "free", "endless").returncode == 0
     assert laptop.until("endless", "Failed")["status"]["freedSeconds"] < 300
+
+
+@promise("S-335", "S-325")
+def test_a_suspended_container_is_resumed_as_one(laptop: Laptop, podman: None) -> None:
+    done = laptop.run("job", "submit", "-f", job(laptop, "again", "ls /; [ -e /out/x ] || sleep 600"), "--container")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: "out" in laptop.logs("again"), patience_s=PATIENCE_S)
+    assert laptop.run("job", "suspend", "again").returncode == 0
+    boto_client(laptop.server).put_object(Bucket=laptop.out, Key="x", Body=b"")
+    assert laptop.run("job", "resume", "again").returncode == 0
+    laptop.until("again", "Succeeded")
+    assert "usr" not in laptop.logs("again").split()
 
 
 @promise("S-335")

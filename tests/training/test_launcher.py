@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ import pytest
 from datastore.api.manifest import parse
 from datastore.cli.exitcodes import ExitCode
 from datastore.mounting.signals import watching
-from datastore.training.local.launcher import GRACE_S, Launcher, Submitter
-from datastore.training.local.records import directory_of
+from datastore.training.local.launcher import GRACE_S, Launcher
+from datastore.training.local.records import Submitter, directory_of
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import boto_client, free_port, make_bucket
@@ -287,6 +288,27 @@ def test_suspend_gives_everything_back_and_resume_goes_on(laptop: Laptop) -> Non
     assert log.count("begins at") == 2
     assert "begins at 0" not in log.partition("\n")[2]
     assert "has finished" in laptop.run("job", "suspend", "paused").stderr
+
+
+@promise("S-325")
+@pytest.mark.plain_user
+@pytest.mark.parametrize("spec", ["", "  suspend: true\n"])
+def test_a_job_is_resumed_as_it_was_submitted(laptop: Laptop, spec: str, tmp_path: Path) -> None:
+    """From another directory, in a shell that lacks a variable."""
+    line = shell("pwd; echo of $SHELL_OF; while [ ! -e go ]; do sleep 0.1; done")
+    file = laptop.manifest("moved", f"  framework: none\n{spec}{line}")
+    assert laptop.run("job", "submit", "-f", file, "--local", SHELL_OF="submit").returncode == 0
+    said = f"{laptop.directory}\nof submit\n"
+    if not spec:
+        eventually(lambda: laptop.logs("moved") == said, patience_s=PATIENCE_S)
+        assert laptop.run("job", "suspend", "moved").returncode == 0
+        said += said
+    (laptop.directory / "go").touch()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert replace(laptop, directory=elsewhere).run("job", "resume", "moved").returncode == 0
+    laptop.until("moved", "Succeeded")
+    assert laptop.logs("moved") == said
 
 
 def submitted_whose_bucket_vanishes(laptop: Laptop, name: str, end: str) -> None:
@@ -688,8 +710,8 @@ def test_a_tensorboard_has_another_port_than_a_task_that_is_about_to_start(
     monkeypatch.setattr("random.randrange", lambda *_: next(drawn))
     directory = directory_of("ports", "default")
     made = job(WITH_BOARD, framework="pytorch", name="ports")
-    directory.make(made, parse(BOARD % tmp_path, "ports.yaml", wanted=""))
     submitter = Submitter(environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, directory="/")
+    directory.make(made, parse(BOARD % tmp_path, "ports.yaml", wanted=""), submitter)
     with watching() as watch:
         launcher = Launcher(directory, submitter, watch)
         try:

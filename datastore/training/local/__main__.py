@@ -1,7 +1,6 @@
 """`python -m datastore.training.local --channel FD DIRECTORY` is the process of the launcher of one job.
 
-It receives the submitter's environment and directory over the channel, and answers {"ready": true} or {"error": ...,
-"kind": ...}.
+It says {"ready": true} or {"error": ..., "kind": ...} over the channel.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from pathlib import Path
 from datastore import frames, logs
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import Interrupted, SignalWatch, watching
-from datastore.training.local.launcher import Launcher, Submitter
+from datastore.training.local.launcher import Launcher
 from datastore.training.local.records import JobDirectory
 from datastore.training.local.scheduling import Scheduler
 
 log = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 20.0
 """How long to wait for the lock. Commands hold it briefly to look for a launcher, or longer to clean up after it."""
 
@@ -42,11 +40,7 @@ def main(arguments: list[str]) -> int:
             if lock is None:
                 raise DatastoreError(f"TrainingJob {directory.name} has a launcher already")
             directory.write_failure("")
-            hello, _ = frames.receive(channel, HELLO_TIMEOUT_S)
-            submitter = Submitter(
-                environment=hello["environment"], directory=hello["directory"], container=hello["container"]
-            )
-            return _launch(directory, submitter, watch, channel)
+            return _launch(directory, watch, channel)
         except (DatastoreError, OSError) as error:
             if channel.fileno() < 0:  # this command has its answer already: the next command reports the failure
                 log.exception("the launcher failed")
@@ -62,7 +56,8 @@ def main(arguments: list[str]) -> int:
                 os.close(lock)
 
 
-def _launch(directory: JobDirectory, submitter: Submitter, watch: SignalWatch, channel: socket.socket) -> int:
+def _launch(directory: JobDirectory, watch: SignalWatch, channel: socket.socket) -> int:
+    submitter = directory.load_submitter()
     if directory.load_job().spec.schedule is not None:
         scheduler = Scheduler(directory, submitter, watch)
         frames.send(channel, {"ready": True})

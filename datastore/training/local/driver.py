@@ -21,10 +21,11 @@ from datastore.training.conditions import with_condition
 from datastore.training.driver import LogLine, NoSuchJob, Observed
 from datastore.training.local import cgroups, gpus, processes
 from datastore.training.local.isolation import Container
-from datastore.training.local.launcher import KILL_TIMEOUT_S, Submitter
+from datastore.training.local.launcher import KILL_TIMEOUT_S
 from datastore.training.local.records import (
     JobDirectory,
     LocalState,
+    Submitter,
     Wanted,
     all_directories,
     check_datastores,
@@ -60,12 +61,12 @@ class LocalDriver:
         """See Driver. Return when the Datastores are mounted and the processes are about to start."""
         _check(job, manifest)
         directory = directory_of(job.name, job.namespace)
-        directory.make(job, manifest)
+        directory.make(job, manifest, self._submitter)
         with removed_on_failure(directory):
             if job.spec.suspend:
                 self._say_suspended(directory)
             else:
-                start_launcher(directory, self._submitter)
+                start_launcher(directory)
         return self._observed(directory)
 
     def observe(self, name: str, namespace: str) -> Observed:
@@ -103,7 +104,7 @@ class LocalDriver:
             self._say_suspended(directory)
         elif not directory.alive:
             directory.write_wanted(Wanted())
-            start_launcher(directory, self._submitter)
+            start_launcher(directory)
 
     def free(self, name: str, namespace: str) -> float:
         """See Driver."""

@@ -38,7 +38,7 @@ from datastore.training.local import cgroups, gpus, processes, sandbox
 from datastore.training.local.cgroups import Limits
 from datastore.training.local.isolation import Container, Isolation, Namespaces, Run, find_engine
 from datastore.training.local.logcopies import LogCopies
-from datastore.training.local.records import JobDirectory, LocalState
+from datastore.training.local.records import JobDirectory, LocalState, Submitter
 from datastore.training.local.replica import Replica
 from datastore.training.local.sandbox import Shown
 from datastore.training.local.saving import save
@@ -56,15 +56,6 @@ TICK_S = 0.2
 SAMPLE_S = 0.5
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitter:
-    """The submitter's environment and working directory. container: whether the job's images are to be run."""
-
-    environment: dict[str, str]
-    directory: str
-    container: bool = False
 
 
 _EndPhase = Literal["Succeeded", "Failed", "Suspended"]

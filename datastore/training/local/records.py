@@ -3,6 +3,7 @@
 <state root>/jobs/<namespace>/<name>/
   job.yaml         the TrainingJob
   manifest.yaml    the file that the job came from, with its Datastores and their Secrets; only its owner can read it
+  submitter.json   the submitter's environment and directory; only its owner can read it
   state.json       status, evidence and the newest figures; written by the launcher, and by commands while none lives
   wanted.json      what a command wants the launcher to do
   failure          why the launcher itself failed, if it could not write that into state.json; else empty
@@ -20,7 +21,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ class LocalState(Part):
 def empty_state() -> LocalState:
     """Return the state of a job that never ran."""
     return LocalState.model_validate({"status": {"phase": "Pending"}, "evidence": {"replicas": []}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitter:
+    """The submitter's environment and working directory. container: whether the job's images are to be run."""
+
+    environment: dict[str, str]
+    directory: str
+    container: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class JobDirectory:
         """The directory with the framework's files, which the replicas see at FILES."""
         return self.path / "files"
 
-    def make(self, job: TrainingJob, manifest: Manifest) -> None:
+    def make(self, job: TrainingJob, manifest: Manifest, submitter: Submitter) -> None:
         """Create the directory of a new job. Errors: JobExists; OSError, and then there is no directory."""
         make_private(self.path.parent)
         try:
@@ -114,6 +124,7 @@ class JobDirectory:
                 (self.path / name).mkdir()
             self.write_job(job)
             _write_private(self.manifest_file, manifest.text)
+            _write_private(self.path / "submitter.json", json.dumps(asdict(submitter)))
             self.write_state(empty_state())
         except BaseException:
             self.remove()
@@ -134,6 +145,10 @@ class JobDirectory:
     def load_manifest(self) -> Manifest:
         """Read the Datastores and Secrets. Errors: InvalidManifest."""
         return parse(self.manifest_file.read_text(), str(self.manifest_file), wanted="")
+
+    def load_submitter(self) -> Submitter:
+        """Read how the job was submitted."""
+        return Submitter(**json.loads((self.path / "submitter.json").read_bytes()))
 
     def read_state(self) -> LocalState:
         """Read state.json; return empty_state() if the file is missing or broken."""

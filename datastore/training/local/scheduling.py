@@ -9,8 +9,7 @@ from typing import Any
 from datastore.api.trainingjob import TrainingJobStatus
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import SignalWatch
-from datastore.training.local.launcher import Submitter
-from datastore.training.local.records import JobDirectory, LocalState, directory_of
+from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
 from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.schedule import due, next_run, run_name, run_of
 
@@ -51,9 +50,9 @@ class Scheduler:
         run = run_of(self._job, time)
         made = directory_of(run.name, run.namespace)
         try:
-            made.make(run, self._directory.load_manifest())
+            made.make(run, self._directory.load_manifest(), self._submitter)
             with removed_on_failure(made):
-                start_launcher(made, self._submitter)
+                start_launcher(made)
         except DatastoreError as error:
             log.warning("a run of the schedule could not start: %s", error)
             self._say(f"{run_name(self._job, time)} could not start: {error}")

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 
 from datastore import frames, ourprocess
 from datastore.errors import DatastoreError, error_named
-from datastore.training.local.launcher import Submitter
 from datastore.training.local.records import JobDirectory
 
 READY_TIMEOUT_S = 120.0
@@ -31,7 +30,7 @@ def removed_on_failure(directory: JobDirectory) -> Iterator[None]:
         raise
 
 
-def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
+def start_launcher(directory: JobDirectory) -> None:
     """Start the launcher, and return when it is ready. Errors: the DatastoreError that it reported, or
     KeyboardInterrupt; the launcher has then been ended, and has undone what it did."""
     process, channel = ourprocess.start(
@@ -39,12 +38,6 @@ def start_launcher(directory: JobDirectory, submitter: Submitter) -> None:
     )
     try:
         with channel:
-            hello = {
-                "environment": submitter.environment,
-                "directory": submitter.directory,
-                "container": submitter.container,
-            }
-            frames.send(channel, hello)
             answer, _ = frames.receive(channel, READY_TIMEOUT_S)
     except BaseException as error:
         if isinstance(error, frames.PeerGone):

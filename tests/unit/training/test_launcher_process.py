@@ -20,8 +20,7 @@ from datastore.api.manifest import parse
 from datastore.errors import DatastoreError
 from datastore.training.local import processes
 from datastore.training.local.driver import LocalDriver
-from datastore.training.local.launcher import Submitter
-from datastore.training.local.records import JobDirectory, LocalState, all_directories, directory_of
+from datastore.training.local.records import JobDirectory, LocalState, Submitter, all_directories, directory_of
 from datastore.training.local.starting import start_launcher
 from tests.patience import eventually
 from tests.promises import promise
@@ -54,7 +53,8 @@ sys.exit(process.main(sys.argv[1:4]))
 def directory() -> Iterator[JobDirectory]:
     """Of a job that runs, as its launcher has written."""
     found = directory_of("digits", "default")
-    found.make(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""))
+    submitter = Submitter(environment={}, directory="/")
+    found.make(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""), submitter)
     found.write_state(LocalState.model_validate({"status": {"phase": "Running"}, "evidence": {"replicas": []}}))
     yield found
     found.remove()
@@ -71,7 +71,6 @@ def end_of_launcher(directory: JobDirectory, how: str) -> tuple[int, str]:
             )
         with process:
             try:
-                frames.send(ours, {"environment": {}, "directory": "/", "container": False})
                 assert frames.receive(ours, 60.0)[0] == {"ready": True}
             finally:
                 if how != "fails":
@@ -124,7 +123,7 @@ def test_the_last_words_of_a_launcher_are_waited_for(directory: JobDirectory, mo
     program = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.5); sys.exit('the disk is broken')"
     play_launcher(monkeypatch, program)
     with pytest.raises(DatastoreError, match="ended without an answer: the disk is broken"):
-        start_launcher(directory, Submitter(environment={}, directory="/"))
+        start_launcher(directory)
 
 
 MOUNTS_AND_FAILS = """

@@ -12,20 +12,20 @@ from datastore.api.manifest import parse
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import watching
 from datastore.training.local import scheduling
-from datastore.training.local.launcher import Submitter
-from datastore.training.local.records import JobDirectory, Wanted, all_directories, directory_of
+from datastore.training.local.records import JobDirectory, Submitter, Wanted, all_directories, directory_of
 from tests.promises import promise
 from tests.unit.training.jobs import job
 
 NOON = datetime(2026, 3, 28, 12, 0, tzinfo=UTC)
 RUN = "digits-2603281200"
+SUBMITTER = Submitter(environment={}, directory="/")
 
 
 @pytest.fixture
 def scheduled() -> Iterator[JobDirectory]:
     """Of a job of every minute."""
     made = directory_of("digits", "default")
-    made.make(job("schedule: '* * * * *'", framework="none"), parse("", "digits.yaml", wanted=""))
+    made.make(job("schedule: '* * * * *'", framework="none"), parse("", "digits.yaml", wanted=""), SUBMITTER)
     yield made
     for each in list(all_directories()):
         each.remove()
@@ -40,7 +40,7 @@ def come_noon(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(scheduling, "due", due)
     with watching() as watch:
-        scheduling.Scheduler(scheduled, Submitter(environment={}, directory="/"), watch).run()
+        scheduling.Scheduler(scheduled, SUBMITTER, watch).run()
     return scheduled.read_state().status.message or ""
 
 
@@ -48,7 +48,7 @@ def come_noon(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_job_that_has_the_name_of_a_run_stays(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ran already, and the clock was set back; or somebody gave a job this name."""
     there = directory_of(RUN, "default")
-    there.make(job(framework="none", name=RUN), parse("", "digits.yaml", wanted=""))
+    there.make(job(framework="none", name=RUN), parse("", "digits.yaml", wanted=""), SUBMITTER)
     there.log("master-0").write_text("it ran\n")
     said = come_noon(scheduled, monkeypatch)
     assert there.log("master-0").read_text() == "it ran\n"
