@@ -26,7 +26,7 @@ from datastore.api.manifest import parse
 from datastore.cli.exitcodes import ExitCode
 from datastore.mounting.signals import watching
 from datastore.training.local.launcher import GRACE_S, Launcher
-from datastore.training.local.records import Submitter, directory_of
+from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import boto_client, free_port, make_bucket
@@ -725,3 +725,36 @@ def test_a_tensorboard_has_another_port_than_a_task_that_is_about_to_start(
     said = (tmp_path / "board").read_text()
     assert "--port 2" in said
     assert f"--port {port} " not in said
+
+
+@promise("S-333")
+@pytest.mark.plain_user
+def test_a_job_goes_on_while_its_state_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full for a while, in which a replica is started again."""
+    write = JobDirectory.write_state
+    tried = 0
+
+    def until_half_way(directory: JobDirectory, state: LocalState) -> None:
+        nonlocal tried
+        if (tmp_path / "begun").exists() and not (tmp_path / "half-way").exists():
+            tried += 1
+            raise OSError(28, "No space left on device")
+        write(directory, state)
+
+    monkeypatch.setattr(JobDirectory, "write_state", until_half_way)
+    line = "[ -e begun ] && sleep 2 && touch half-way && exit 0; touch begun; sleep 1; exit 137"
+    directory = directory_of("full", "default")
+    submitter = Submitter(environment={"PATH": os.environ["PATH"]}, directory=str(tmp_path))
+    made = job(f"command: [sh, -c, '{line}']", framework="none", name="full")
+    directory.make(made, parse("", "full.yaml", wanted=""), submitter)
+    with watching() as watch:
+        launcher = Launcher(directory, submitter, watch)
+        try:
+            launcher.prepare()
+            assert launcher.run().phase == "Succeeded"
+        finally:
+            launcher.close()
+    assert tried > 1
+    status = directory.read_state().status
+    assert (status.phase, status.restarts) == ("Succeeded", 1)
+    directory.remove()

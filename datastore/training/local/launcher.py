@@ -143,7 +143,7 @@ class Launcher:
             folder = self._place(place.datastore, place.path) / self.job.name
             self._copies = LogCopies({each.log_path: folder / each.log_path.name for each in self._replicas})
         self._condition("DatastoresReady", True, "Mounted", "")
-        self._write()
+        self._record()
 
     def run(self) -> Ended:
         """Run the job to its end; return how it ended, failures too. Errors: OSError when that can't be recorded."""
@@ -469,7 +469,8 @@ class Launcher:
             self._condition(ended.phase, True, ended.reason, ended.message)
             self._status = self._with(completionTime=datetime.now(UTC))
         self._condition("Suspended", ended.phase == "Suspended", ended.reason, "")
-        self._phase(ended.phase, ended.message)
+        self._status = self._with(phase=ended.phase, message=ended.message)
+        self._record()
         return ended
 
     def _save(self, ended: Ended) -> Ended:
@@ -531,6 +532,12 @@ class Launcher:
         self._write()
 
     def _write(self) -> None:
+        """Record the state; if that fails, as while the disk is full, the job goes on and the next call records it."""
+        with suppress(OSError):
+            self._record()
+
+    def _record(self) -> None:
+        """Record the state. Errors: OSError."""
         roles = []
         for role in dict.fromkeys(each.task.role for each in self._replicas):
             states = [each.state for each in self._replicas if each.task.role == role]

@@ -111,7 +111,7 @@ class JobDirectory:
         return self.path / "files"
 
     def make(self, job: TrainingJob, manifest: Manifest, submitter: Submitter) -> None:
-        """Create the directory of a new job. Errors: JobExists; OSError, and then there is no directory."""
+        """Create the directory of a new job. Errors: JobExists; DatastoreError, and then there is no directory."""
         make_private(self.path.parent)
         try:
             self.path.mkdir(mode=0o700)
@@ -126,6 +126,12 @@ class JobDirectory:
             _write_private(self.manifest_file, manifest.text)
             _write_private(self.path / "submitter.json", json.dumps(asdict(submitter)))
             self.write_state(empty_state())
+        except OSError as error:
+            self.remove()
+            raise DatastoreError(
+                f"TrainingJob {job.name}: its record {self.path} can't be written: {error.strerror}; correct that and "
+                "submit it again"
+            ) from error
         except BaseException:
             self.remove()
             raise

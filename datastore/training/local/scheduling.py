@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,7 +54,7 @@ class Scheduler:
             made.make(run, self._directory.load_manifest(), self._submitter)
             with removed_on_failure(made):
                 start_launcher(made)
-        except DatastoreError as error:
+        except (DatastoreError, OSError) as error:
             log.warning("a run of the schedule could not start: %s", error)
             self._say(f"{run_name(self._job, time)} could not start: {error}")
             return
@@ -68,5 +69,6 @@ class Scheduler:
             **({"lastRun": self._last_run} if self._last_run else {}),
         }
         state = LocalState.model_validate({"status": status, "evidence": {"replicas": []}})
-        self._directory.write_state(state)
+        with suppress(OSError):  # as while the disk is full: the next run says it
+            self._directory.write_state(state)
         assert isinstance(state.status, TrainingJobStatus)

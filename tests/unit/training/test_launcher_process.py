@@ -184,8 +184,21 @@ def test_a_suspended_job_that_can_not_be_written_down_is_forgotten(
 
     monkeypatch.setattr(JobDirectory, "write_state", until_full)
     suspended = job("command: [sh], suspend: true", framework="none")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises((DatastoreError, OSError), match="No space left"):
         LocalDriver().create(suspended, parse("", "digits.yaml", wanted=""))
+    assert list(all_directories()) == []
+
+
+@promise("S-332")
+def test_the_record_that_can_not_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(JobDirectory, "write_job", full)
+    place = directory_of("digits", "default").path
+    said = f"TrainingJob digits: its record {place} can't be written: No space left on device"
+    with pytest.raises(DatastoreError, match=re.escape(said)):
+        LocalDriver().create(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""))
     assert list(all_directories()) == []
 
 

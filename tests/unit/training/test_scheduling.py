@@ -65,3 +65,14 @@ def test_a_run_that_can_not_start_is_told_and_forgotten(
     monkeypatch.setattr(ourprocess, "start", refuse)
     assert come_noon(scheduled, monkeypatch) == f"{RUN} could not start: Datastore data: no such bucket"
     assert [each.name for each in all_directories()] == ["digits"]
+
+
+@promise("S-326", "S-333")
+def test_a_schedule_goes_on_while_its_disk_is_full(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ourprocess, "start", full)
+    monkeypatch.setattr(JobDirectory, "write_state", full)
+    come_noon(scheduled, monkeypatch)
+    assert [each.name for each in all_directories()] == ["digits"]
