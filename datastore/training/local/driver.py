@@ -64,7 +64,7 @@ class LocalDriver:
         directory.make(job, manifest, self._submitter)
         with removed_on_failure(directory):
             if job.spec.suspend:
-                self._say_suspended(directory)
+                _say_suspended(directory)
             else:
                 start_launcher(directory)
         return self._observed(directory)
@@ -101,7 +101,7 @@ class LocalDriver:
             status = directory.read_state().status
             if _has(status, "Suspended", "NotUploaded"):
                 raise Unsynced(f"TrainingJob {name}: {status.message}")
-            self._say_suspended(directory)
+            _say_suspended(directory)
         elif not directory.alive:
             directory.write_wanted(Wanted())
             start_launcher(directory)
@@ -174,6 +174,9 @@ class LocalDriver:
         """Return the state of a job. If its launcher has died, record that first, and remove what the launcher left."""
         job = directory.load_job()
         state = directory.read_state()
+        if state.status.phase == "Scheduled" and not directory.alive:
+            _say_unscheduled(directory)
+            state = directory.read_state()
         if state.status.phase in ("Pending", "Running", "Restarting") and not directory.alive:
             state = directory.read_state()  # the launcher may have ended just after the first read
             if state.status.phase in ("Pending", "Running", "Restarting") and not _begins(directory, state):
@@ -193,14 +196,6 @@ class LocalDriver:
             if time.monotonic() > deadline:
                 raise DatastoreError(f"TrainingJob {directory.name} does not end; see {directory.launcher_log}")
             time.sleep(POLL_S)
-
-    def _say_suspended(self, directory: JobDirectory) -> None:
-        state = directory.read_state()
-        fields = state.status.model_dump(by_alias=True, exclude_none=True)
-        status = TrainingJobStatus.model_validate(
-            {**fields, "phase": "Suspended", "message": "it is suspended; `datastore job resume` lets it run"}
-        )
-        directory.write_state(state.model_copy(update={"status": status}))
 
 
 def _check(job: TrainingJob, manifest: Manifest) -> None:
@@ -245,6 +240,29 @@ def _has(status: TrainingJobStatus, condition: str, reason: str = "") -> bool:
     """Return whether the condition is True; reason: and has this reason."""
     found = [each for each in status.conditions or [] if each.type == condition and each.status == "True"]
     return any(reason in ("", each.reason) for each in found)
+
+
+def _say_suspended(directory: JobDirectory, why: str = "it is suspended") -> None:
+    state = directory.read_state()
+    fields = state.status.model_dump(by_alias=True, exclude_none=True, exclude={"next_run"})
+    status = TrainingJobStatus.model_validate(
+        {**fields, "phase": "Suspended", "message": f"{why}; `datastore job resume` lets it run"}
+    )
+    directory.write_state(state.model_copy(update={"status": status}))
+
+
+def _say_unscheduled(directory: JobDirectory) -> None:
+    """Record that nothing waits for the times of a schedule any more; do nothing if a launcher lives after all."""
+    lock = directory.lock()
+    if lock is None:
+        return
+    try:
+        if directory.read_state().status.phase == "Scheduled":
+            why = directory.read_failure()
+            ended = f"its schedule failed: {why}" if why else "its schedule was ended, or this machine went down"
+            _say_suspended(directory, ended)
+    finally:
+        os.close(lock)
 
 
 def _say_lost(directory: JobDirectory) -> None:

@@ -103,6 +103,27 @@ def test_what_failed_is_not_told_of_a_later_launcher_that_was_killed(directory: 
     assert {each.reason for each in status.conditions or []} == {"LauncherLost"}
 
 
+@promise("S-326", "S-333")
+@pytest.mark.parametrize("verb", ["observe", "free"])
+def test_a_schedule_that_nothing_runs_is_not_said_to_run(directory: JobDirectory, verb: str) -> None:
+    """Its launcher was killed, as by a restart of the machine, or ended by `free`."""
+    status = {"phase": "Scheduled", "lastRun": "digits-2603281200", "nextRun": "2026-03-28T13:00:00Z"}
+    directory.write_state(LocalState.model_validate({"status": status, "evidence": {"replicas": []}}))
+    driver = LocalDriver()
+    if verb == "free":
+        launcher = directory.lock()
+        assert launcher is not None
+        assert driver.observe("digits", "default").status.phase == "Scheduled"
+        freeing = threading.Thread(target=driver.free, args=("digits", "default"))
+        freeing.start()
+        eventually(lambda: directory.read_wanted().stop)
+        os.close(launcher)
+        freeing.join()
+    found = driver.observe("digits", "default").status
+    assert (found.phase, found.last_run, found.next_run) == ("Suspended", "digits-2603281200", None)
+    assert found.message == ("its schedule was ended, or this machine went down; `datastore job resume` lets it run")
+
+
 def play_launcher(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Run this program in place of the launcher; its arguments are the channel and the job's directory."""
 
