@@ -138,6 +138,11 @@ def test_the_same_file_gives_every_task_its_place(laptop: Laptop) -> None:
             "  framework: none\n  command: [sh]\n  env: [{name: A, valueFrom: {secretKeyRef: {name: keys, key: x}}}]\n",
             "variable A: no Secret keys with the key x is in the file",
         ),
+        (
+            '  framework: none\n  command: [sh]\n  env: [{name: A, value: "a\\0b"}]\n',
+            "variable A holds a NUL character",
+        ),
+        ('  framework: none\n  command: [sh, "a\\0b"]\n', "its command holds a NUL character"),
     ],
 )
 def test_what_can_not_run_is_refused_and_leaves_nothing(laptop: Laptop, spec: str, line: str) -> None:

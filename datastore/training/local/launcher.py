@@ -256,10 +256,17 @@ class Launcher:
     def _run_of(self, replica: Replica) -> Run:
         task = replica.task
         variables = of_task(self._topology, self.job, task, self._lookup, self._token)
+        command = command_of(self._topology, self.job, task, variables)
+        given = {**{f"variable {name}": value for name, value in variables.items()}, "its command": "".join(command)}
+        for what, text in given.items():
+            if "\0" in text:
+                raise InvalidManifest(
+                    f"TrainingJob {self.job.name}: {what} holds a NUL character, which no program can be given"
+                )
         return Run(
             unique=f"{self.job.name}-{task.name}-{replica.restarts}-{os.getpid()}",
             job=f"{self.job.namespace}-{self.job.name}",
-            command=command_of(self._topology, self.job, task, variables),
+            command=command,
             variables={**gpus.variables(list(replica.gpus)), "DATASTORE_RUN": self._run, **variables},
             gpus=replica.gpus,
             image=role_of(self.job.spec, task.role).image or self.job.spec.image or "",
