@@ -215,7 +215,9 @@ class Launcher:
         wanted = self.job.spec.working_dir
         if engine:
             self.directory.write_engine(engine)
-            return Container(engine=engine, shown=shown, working_dir=wanted)
+            container = Container(engine=engine, shown=shown, working_dir=wanted)
+            container.check()
+            return container
         working_dir = wanted or self.submitter.directory
         if wanted and sandbox.to_source(wanted, shown) == wanted and not os.path.isdir(wanted):
             shown[wanted] = Shown(source=self.submitter.directory)
