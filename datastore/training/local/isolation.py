@@ -21,6 +21,17 @@ ENGINES = ("podman", "docker")
 ENGINE_TIMEOUT_S = 120.0
 """The longest wait for a command of the engine. It is long, as giving up on a kill would leave the container."""
 LABEL = "dev.datastore.job"
+OF_ENGINE = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+)
+"""Variables by which the engine finds its programs, settings and images. None of them holds a secret."""
 NO_LIMITS = Limits()
 
 
@@ -122,7 +133,8 @@ class Container:
                 )
 
     def command_line(self, run: Run) -> list[str]:
-        """See Isolation. Variables are passed by name only, so that no value, maybe a secret, shows in an argument."""
+        """See Isolation. Variables are passed by name only, so that no value, maybe a secret, shows in an argument;
+        only OF_ENGINE by value."""
         arguments = [
             self.engine,
             "run",
@@ -137,8 +149,8 @@ class Container:
         arguments += ["--pull", "missing"]
         for path, shown in self.shown.items():
             arguments += ["--volume", f"{shown.source}:{path}{':ro' if shown.read_only else ''}"]
-        for name in run.variables:
-            arguments += ["--env", name]
+        for name, value in run.variables.items():
+            arguments += ["--env", f"{name}={value}" if name in OF_ENGINE else name]
         if self.working_dir:
             arguments += ["--workdir", self.working_dir]
         if run.limits.processors is not None:
@@ -157,7 +169,7 @@ class Container:
 
     def environment(self, run: Run) -> dict[str, str]:
         """Return our own environment, which the engine needs, and the variables that it passes to the container."""
-        return {**os.environ, **run.variables}
+        return {**os.environ, **{name: value for name, value in run.variables.items() if name not in OF_ENGINE}}
 
     def first_pid(self, process: subprocess.Popen[bytes], run: Run) -> int:
         """See Isolation; the engine is asked."""

@@ -1,14 +1,15 @@
-"""datastore.training.local.isolation: what podman without root sees (S-335). The podman is made up."""
+"""datastore.training.local.isolation: podman and docker (S-335). The podman is made up."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
 
 from datastore.errors import DatastoreError
-from datastore.training.local.isolation import Container
+from datastore.training.local.isolation import Container, Run
 from datastore.training.local.sandbox import Shown
 from tests.promises import promise
 
@@ -39,3 +40,14 @@ def test_a_podman_that_does_not_see_the_mounts_is_refused(container: Container, 
         DatastoreError, match=r"podman does not see what is mounted for /data: .* mount --make-rshared /"
     ):
         container.check()
+
+
+@promise("S-335")
+def test_variables_of_the_job_are_none_of_the_engine(container: Container) -> None:
+    """It is found, and finds its images, whatever the job's PATH and HOME; no other value shows in an argument."""
+    variables = {"HOME": "/workspace", "PATH": "/opt/conda/bin", "TOKEN": "secret"}
+    run = Run(unique="digits-0", job="digits", command=["train"], variables=variables, image="digits:1")
+    command, environment = container.command_line(run), container.environment(run)
+    given = [word for option, word in itertools.pairwise(command) if option == "--env"]
+    assert given == ["HOME=/workspace", "PATH=/opt/conda/bin", "TOKEN"]
+    assert environment == {**os.environ, "TOKEN": "secret"}
