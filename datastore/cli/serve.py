@@ -30,7 +30,7 @@ from datastore.models.owner import identity
 from datastore.models.place import version_datastore
 from datastore.models.registry import Models, Use
 from datastore.models.verifying import verify
-from datastore.mounting import lifecycle
+from datastore.mounting import lifecycle, podman
 from datastore.mounting.signals import watching
 
 PROGRAM = "tensorflow_model_server"
@@ -38,10 +38,12 @@ ENGINES = ("podman", "docker")
 
 
 class Server(NamedTuple):
-    """The command that serves. as_another_user: it reads the mount as another user, who must be let in."""
+    """The command that serves. as_another_user: it reads the mount as another user, who must be let in. engine: what
+    runs it in a container, or ''."""
 
     command: list[str]
     as_another_user: bool = False
+    engine: str = ""
 
 
 def serve_command(
@@ -120,6 +122,7 @@ def _run(
             record = lifecycle.mount(opened.manifest, datastore, str(place), options, watch)
             try:
                 watch.check()
+                podman.check_sees(server.engine, {DEFAULT_PATH: str(place)})
                 variables = {
                     "DATASTORE_MODEL": model,
                     "DATASTORE_MODEL_VERSION": str(number),
@@ -192,4 +195,4 @@ def default_server(place: Path, port: int, protocol: str, image: str) -> Server:
     shown = [f"--publish={port}:{inside}", f"--volume={place}:{DEFAULT_PATH}:ro"]
     # The containers of a plain user's podman read the files as that user.
     as_another_user = os.getuid() == 0 or engine.endswith("docker")
-    return Server([engine, "run", "--rm", "--init", *shown, *given, image], as_another_user)
+    return Server([engine, "run", "--rm", "--init", *shown, *given, image], as_another_user, engine)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from datastore.errors import DatastoreError
+from datastore.mounting import podman
 from datastore.training.local import processes, sandbox
 from datastore.training.local.cgroups import Limits
 from datastore.training.local.gpus import Gpu
@@ -121,16 +122,8 @@ class Container:
     working_dir: str | None
 
     def check(self) -> None:
-        """Check that containers see what is mounted. podman without root has a mount namespace of its own, from before
-        the mounts, and would show the empty directories beneath them. Errors: DatastoreError."""
-        if self.engine != "podman" or os.geteuid() == 0:
-            return
-        for path, shown in self.shown.items():
-            if self._ask("unshare", "stat", "-c", "%d", shown.source) != str(os.stat(shown.source).st_dev):
-                raise DatastoreError(
-                    f"podman does not see what is mounted for {path}: without root it needs / to be a shared mount; "
-                    "`sudo mount --make-rshared /`, then `podman system migrate`, and submit the job again"
-                )
+        """Check that the containers see what is mounted. Errors: DatastoreError."""
+        podman.check_sees(self.engine, {path: shown.source for path, shown in self.shown.items()})
 
     def command_line(self, run: Run) -> list[str]:
         """See Isolation. Variables are passed by name only, so that no value, maybe a secret, shows in an argument;

@@ -88,6 +88,25 @@ def test_a_server_that_can_not_start_is_not_said_to_serve(
     assert f"has started, for port {port}; Ctrl-C ends it\n" in served.err
 
 
+def test_a_podman_that_does_not_see_the_version_is_not_started(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without root, on a machine where / is no shared mount."""
+
+    def mount(_manifest: object, datastore: Datastore, place: str, *_: object) -> MountRecord:
+        Path(place).mkdir(parents=True)
+        return MountRecord(
+            state_dir=here, name=datastore.metadata.name, mountpoint=place, location="", in_kernel="bind"
+        )
+
+    monkeypatch.setattr(lifecycle, "mount", mount)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    Path(program(here, "podman")).write_text(f"#!/bin/sh\n[ $1 = unshare ] && echo 1 || : > {here}/served\n")
+    code, _, err = cli("serve", "digits", "--port", str(free_port()))
+    assert (code, "podman does not see what is mounted for /models/model/1" in err) == (1, True), err
+    assert not (here / "served").exists()
+
+
 @promise("S-415")
 def test_without_anything_that_serves_it_says_what_to_do(here: Path, cli: Cli) -> None:
     code, _, err = cli("serve", "digits")
