@@ -162,12 +162,14 @@ class FileServerFilesystem:
         self._limiter = Limiter()
 
     def status(self) -> dict[str, object]:
-        """Return what `datastore status` shows. dirty: uncommitted bytes, listed while the server does not answer."""
+        """Return what `datastore status` shows. dirty: uncommitted bytes, listed while the server does not
+        answer; inMemory: their sum, as they are on no disk here."""
         storage = self.server.metrics.silence.told()
         kept = self.uncommitted() if storage else []
         return {
             "location": str(self.server.location),
             "dirty": [{"path": f"inode {ino}", "bytes": size, "error": storage["error"]} for ino, size in kept],
+            "inMemory": sum(size for _, size in kept),
             "store": self.server.metrics.snapshot(),
             "storage": storage,
             "reconnects": max(0, self.server.reconnects),

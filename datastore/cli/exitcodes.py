@@ -34,8 +34,14 @@ MEANING = {
     ExitCode.ACCESS: "The storage refused the credentials or the access, or the clocks differ too much.",
     ExitCode.STORAGE: "The bucket, region or endpoint does not exist or does not answer, or the storage failed.",
     ExitCode.MOUNT: "The mount failed: kernel, fusermount3, /dev/fuse, or the directory.",
-    ExitCode.UNSYNCED: "Changes could not be uploaded; they are kept on disk, and `status` lists them.",
-    ExitCode.RUN_UNSYNCED: "`run`: the command succeeded, but not every change was uploaded; they are kept on disk.",
+    ExitCode.UNSYNCED: (
+        "Changes could not be uploaded; they are kept on disk, and `status` lists them. Over NFS they may be lost,"
+        " as the error says."
+    ),
+    ExitCode.RUN_UNSYNCED: (
+        "`run`: the command succeeded, but not every change was uploaded; they are kept on disk."
+        " Over NFS they may be lost."
+    ),
     ExitCode.DETACHED: "`run`, `mount --foreground`: programs still use the directory; the mount ends with them.",
     ExitCode.NOT_EXECUTABLE: "`run`: the command can't be executed.",
     ExitCode.COMMAND_NOT_FOUND: "`run`: there is no such command.",

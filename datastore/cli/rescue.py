@@ -14,7 +14,7 @@ from datastore.cli.arguments import Output, Target
 from datastore.cli.console import Format, note, print_columns, print_json
 from datastore.cli.inspection import find
 from datastore.errors import DatastoreError
-from datastore.mounting import unsent
+from datastore.mounting import unmounting, unsent
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import Interrupted, watching
@@ -65,7 +65,7 @@ def _list(record: MountRecord, output: Format) -> None:
         print_json(files)
         return
     if not files:
-        note(f"everything of {record.name} is uploaded")
+        _note_none(record)
         return
     rows = [[each["path"], format_size(each["bytes"]), _state(each)] for each in files]
     print_columns(["PATH", "SIZE", "STATE"], rows)
@@ -119,6 +119,17 @@ def _save(record: MountRecord, directory: Path) -> None:
             ) from error
         note(f"{each['path']} is saved as {target}{_gaps(each['missing'])}")
     if not files:
+        _note_none(record)
+
+
+def _note_none(record: MountRecord) -> None:
+    """Say why nothing is listed: all is uploaded, or the mount's server has it only in memory."""
+    if kept := unmounting.in_memory(record):
+        note(
+            f"nothing of {record.name} is kept on disk; what programs wrote and the server has not stored, the mount's"
+            f" process has in memory: {kept}"
+        )
+    else:
         note(f"everything of {record.name} is uploaded")
 
 

@@ -28,7 +28,7 @@ from datastore.cli.mountarguments import (
     mount_options,
 )
 from datastore.errors import DatastoreError
-from datastore.mounting import lifecycle, mounttable, unmounting
+from datastore.mounting import lifecycle, mounttable, unmounting, unsent
 from datastore.mounting.directory import real_path
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import SignalWatch, watching
@@ -148,11 +148,12 @@ def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
 
 
 def _force(record: MountRecord) -> None:
-    """Unmount by force after a failure, so that no mount is left; what is not uploaded is kept on disk."""
+    """Unmount by force after a failure, so that no mount is left; what is not uploaded is kept on disk, or told
+    as lost."""
     if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:
         unmounting.unmount(record, force=True, detach=True, say=note)
     except DatastoreError as error:
-        if mounttable.mounted_at(record.mountpoint):
+        if mounttable.mounted_at(record.mountpoint) or not unsent.remaining(record.state_dir):
             fail(str(error))

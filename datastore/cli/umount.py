@@ -30,7 +30,9 @@ def umount_command(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Unmount all mounts of this user.")] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", "-f", help="Unmount in any case; changes that can't be uploaded are kept on disk."),
+        typer.Option(
+            "--force", "-f", help="Unmount in any case; changes that can't be uploaded are kept on disk (NFS: lost)."
+        ),
     ] = False,
     timeout: Annotated[
         str,

@@ -6,4 +6,4 @@ from datastore.errors import DatastoreError
 
 
 class Unsynced(DatastoreError):
-    """Changes are not uploaded; the text names them, and they are kept on disk."""
+    """Changes are not uploaded; the text names them, and says whether they are kept on disk, or lost."""

@@ -1,6 +1,7 @@
 """Unmounts, for `umount`, `run` and other callers that mount for a while.
 
-An unmount that can't upload everything raises an error, and the data is kept on disk.
+An unmount that can't upload everything raises an error, and the data is kept on disk. A mount of NFS keeps nothing on
+disk: what its server process has in memory is lost by a forced unmount, and the error says so.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from datastore.mounting.mountserver import end_server
 from datastore.mounting.records import MountRecord, forget, is_server, keep_unsent, remove_made
 from datastore.mounting.signals import SignalWatch
 from datastore.mounting.silence import storage_words
+from datastore.units import format_size
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ FORCE_TIMEOUT_S = 10.0
 GIVEN_UP_TIMEOUT_S = 2.0
 """The same after a signal, by which the user asked not to wait any longer."""
 GONE_TIMEOUT_S = 10.0
+LOOK_TIMEOUT_S = 1.0
+"""How long a forced unmount waits to learn what the server has only in memory."""
 _POLL_S = 0.02
 
 
@@ -46,9 +50,9 @@ def unmount(
     uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
     timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount,
     or when the server goes on for a process that still has the mount in another mount namespace, as a local job may.
-    Errors: Unsynced when changes remain (they are kept on disk); controlclient.NotAnswering when the server hangs and
-    force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor detach
-    is given."""
+    Errors: Unsynced when changes remain (kept on disk, or lost by force); controlclient.NotAnswering when the server
+    hangs and force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor
+    detach is given."""
     if record.in_kernel:
         if record.in_kernel == "nfs":
             patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
@@ -61,7 +65,9 @@ def unmount(
         patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
         answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
         if answer is None:
-            say(f"interrupted: unmounting {record.mountpoint} now; what is not uploaded is kept on disk")
+            lost = in_memory(record)
+            fate = "what the server has not stored is lost" if lost else "what is not uploaded is kept on disk"
+            say(f"interrupted: unmounting {record.mountpoint} now; {fate}")
             force = True
             answer = _stop(record, None, force=True, detach=detach, timeout_s=GIVEN_UP_TIMEOUT_S) or {}
     except controlclient.NotAnswering as error:
@@ -138,6 +144,7 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
     """End a mount whose server does not answer, because it crashed, hangs or was ended. Errors: as unmount()."""
     if record.pids and not force:
         raise _not_ended(record, error)
+    lost = in_memory(record)
     for pid in record.pids:
         end_server(pid)
     if not directory.is_of_another(record):
@@ -153,6 +160,11 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
             f"on disk; {_later(record)}"
         )
     forget(record)
+    if lost:
+        raise Unsynced(
+            f"{record.mountpoint}: unmounted, but the server had not stored all that programs had written to files that"
+            f" they have open; that is lost: {lost}"
+        )
 
 
 def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
@@ -175,7 +187,22 @@ def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
     return controlclient.NotAnswering(f"{record.mountpoint}: {why}; `datastore umount --force` ends it anyway")
 
 
+def in_memory(record: MountRecord) -> str:
+    """Return how many bytes are in no place but the memory of the mount's server, and why; '' if there are none."""
+    try:
+        told = controlclient.brief_status(record.state_dir, LOOK_TIMEOUT_S)
+    except controlclient.NotAnswering:
+        return ""
+    size = told.get("inMemory")
+    return f"{format_size(size)}: {storage_words(told)}" if isinstance(size, int) and size else ""
+
+
 def _still_mounted(record: MountRecord, why: str) -> Unsynced:
+    if in_memory(record):
+        return Unsynced(
+            f"{record.mountpoint}: still mounted, because the server has not stored all that programs wrote: {why}; "
+            f"repeat it when the server answers; `datastore umount --force {record.mountpoint}` unmounts, and loses it"
+        )
     return Unsynced(
         f"{record.mountpoint}: still mounted, because not everything is uploaded: {why}; "
         f"`datastore unsent --retry {record.mountpoint}` tries again, `--save DIR` copies it elsewhere, "

@@ -310,10 +310,15 @@ def test_locks_hold_within_the_mount(area: Path) -> None:
 def test_a_host_that_is_away_can_be_left(
     nfs_host: NFSServer, export: Callable[..., str], clean_environment: Path
 ) -> None:
-    """Who waits can be ended, status says since when, and a forced unmount ends."""
+    """Who waits can be ended, status says since when, and a forced unmount ends, and says what is lost."""
     path = export()
     with mounted(nfs_host, path, clean_environment) as mount:
         (mount.path / "f").write_bytes(b"1")
+        hold = "file = open(sys.argv[1], 'wb', 0)\nfile.write(b'not stored')\nprint('written', flush=True)\ninput()"
+        program = [sys.executable, "-c", f"import sys\n{hold}", str(mount.path / "g")]
+        writer = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
         time.sleep(1.1)
         nfs_host.cut_power()
         try:
@@ -322,9 +327,14 @@ def test_a_host_that_is_away_can_be_left(
             assert waiting.poll() is None
             waiting.send_signal(signal.SIGINT)
             assert waiting.wait(WAITS_NO_MORE_S) != 0
-            assert mount.umount("--force").returncode == 0
+            assert mount.told()["inMemory"] == 10
+            forced = mount.umount("--force")
+            assert forced.returncode == 6
+            assert "that is lost: 10 B" in forced.stderr
             eventually(lambda: not any(map(runs, mount.pids)), "nothing of the mount is left")
         finally:
+            writer.kill()
+            writer.communicate()
             nfs_host.start()
             nfs_host.ready()
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "lost", "stalled", "ending")
+MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "held", "stalled", "ending")
 PATIENCE_S = 300.0
 """Nobody is there any more: a test that failed must not leave us behind."""
 
@@ -75,7 +75,7 @@ def answer_one(mode: str, spec: dict[str, Any], state_dir: Path, listener: socke
             asked.write(json.dumps(request) + "\n")
         if mode == "mute":
             time.sleep(PATIENCE_S)
-        if mode in ("stalled", "ending") and request["op"] == "stop" and not request["force"]:
+        if request["op"] == "stop" and (mode == "held" or (mode in ("stalled", "ending") and not request["force"])):
             stream.read()  # until the command gives up
             return True
         going_on = True
@@ -91,10 +91,12 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
         told["unsent"] = {"files": 0, "bytes": 0, "failed": 0, "error": ""}
-        if mode in ("stalled", "ending"):
+        if mode == "held":
+            told["inMemory"] = 2048
+        if mode in ("held", "stalled", "ending"):
             told["storage"] = json.loads(os.environ["FAKE_STORAGE"])
             told["detached"] = mode == "ending"
-        return [{**told, "dirty": dirty if mode in ("unsynced", "stalled") else []}]
+        return [{**told, "dirty": dirty if mode in ("unsynced", "held", "stalled") else []}]
     if operation == "warm":
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}
@@ -110,7 +112,7 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
             return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]
         if mode == "busy":
             return [{"ok": False, "errors": ["sh (pid 7) uses it"]}]
-    errors = ["a/b.txt: 403 AccessDenied"] if mode in ("unsynced", "lost") else []
+    errors = ["a/b.txt: 403 AccessDenied"] if mode == "unsynced" else []
     return [{"ok": True, "errors": errors, "gone": operation == "stop"}]
 
 

@@ -426,6 +426,29 @@ def test_an_unmount_that_takes_too_long_names_the_storage(
     assert cli("umount", "output", "--force").code == 0
 
 
+@promise("S-261")
+def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over NFS: unmounting by force loses it, which is said before and afterwards."""
+    monkeypatch.setattr(unmounting, "FORCE_TIMEOUT_S", 0.2)
+    monkeypatch.setenv("FAKE_MODE", "held")
+    monkeypatch.setenv("FAKE_STORAGE", json.dumps({"since": 0, "lastAsked": 1e12, "error": "h can't be reached"}))
+    cli("mount", manifest, "output", tmp_path / "d")
+    listed = cli("unsent", "output")
+    assert "nothing of output is kept on disk" in listed.err
+    assert "2 KiB: storage has not answered" in listed.err
+    refused = cli("umount", "output", "--timeout", "200ms")
+    assert refused.code == 6
+    assert "the server has not stored all that programs wrote" in refused.err
+    assert f"`datastore umount --force {tmp_path}/d` unmounts, and loses it" in refused.err
+    assert "disk" not in refused.err
+    forced = cli("umount", "--force", "output")
+    assert forced.code == 6
+    assert "that is lost: 2 KiB: storage has not answered" in forced.err
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
 @promise("S-196")
 def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
