@@ -121,6 +121,13 @@ def decide(observed: Observed) -> Plan:
     return _provision(observed, observed.effective)
 
 
+def claim_refused(observed: Observed, why: Exception) -> Plan:
+    """Plan the status of a Datastore whose new claim the API server does not accept, such as because of a quota."""
+    name = observed.datastore["metadata"]["name"]
+    text = f"the cluster does not accept PersistentVolumeClaim {name}, which is tried again: {message_of(why)}"
+    return _told(observed, Finding(type="Provisioned", status="False", reason="ClaimRefused", message=text))
+
+
 def _provision(observed: Observed, effective: EffectiveSpec) -> Plan:
     claim = desired.claim(effective)
     if claim is None:
@@ -366,7 +373,15 @@ def _told(observed: Observed, provisioned: Finding) -> Plan:
 
 
 _WAITING = frozenset(
-    {"WaitingForBinding", "VolumeReplacing", "WaitingForBackend", "ClaimDeleted", "Checking", "ServerStarting"}
+    {
+        "Checking",
+        "ClaimDeleted",
+        "ClaimRefused",
+        "ServerStarting",
+        "VolumeReplacing",
+        "WaitingForBackend",
+        "WaitingForBinding",
+    }
 )
 
 

@@ -56,7 +56,7 @@ class PlainClaims:
         self._actor = Actor(client, recorder, informers.stores)
         self._informers = informers
         self._recorder = recorder
-        self._complained: set[str] = set()
+        self._complained: set[tuple[str, str]] = set()
 
     async def provision(self, key: Key) -> float | None:
         """Make the Datastore of a claim that waits for it, or raise its capacity; see runtime.operator.Reconcile."""
@@ -79,13 +79,17 @@ class PlainClaims:
             try:
                 made = await self._client.create(DATASTORES, key[0], desired.datastore_for(claim, storage_class))
             except ApiError as error:
-                if error.status not in (403, 409):
+                if error.refuses:
+                    text = f"the cluster does not accept the Datastore of this claim, which is tried again: {error}"
+                    await self._complain(claim, "DatastoreRefused", text)
+                if error.status != 409 and not error.namespace_ends:
                     raise
-                # 409: the Datastore exists, and the watch shows it soon. 403: the namespace is being deleted.
+                # 409: the Datastore exists, and the watch shows it soon.
                 return None
             self._informers.datastores.put(made)
         else:
-            await self._complain(claim)
+            text = "a Datastore of this name exists and was not made for this claim; rename one of them"
+            await self._complain(claim, "NameTaken", text)
         return None
 
     async def _grow(self, datastore: Raw, claim: Raw) -> None:
@@ -122,11 +126,11 @@ class PlainClaims:
         about = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}
         await self._recorder.record(about, Event(reason=_REASON, message=text, warning=True))
 
-    async def _complain(self, claim: Raw) -> None:
-        uid = claim["metadata"]["uid"]
-        if uid in self._complained or len(self._complained) > 10_000:
+    async def _complain(self, claim: Raw, reason: str, text: str) -> None:
+        """Record a warning Event of this reason, once for each claim."""
+        about = claim["metadata"]["uid"], reason
+        if about in self._complained or len(self._complained) > 10_000:
             return
-        self._complained.add(uid)
-        text = "a Datastore of this name exists and was not made for this claim; rename one of them"
-        about = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-        await self._recorder.record(about, Event(reason="NameTaken", message=text, warning=True))
+        self._complained.add(about)
+        body = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        await self._recorder.record(body, Event(reason=reason, message=text, warning=True))

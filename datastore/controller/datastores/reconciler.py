@@ -20,7 +20,7 @@ from datastore.api.resources import CLAIMS, NAMESPACES, VOLUMES
 from datastore.backends.base import Policy, Released
 from datastore.controller.datastores import deletion, desired
 from datastore.controller.datastores.claimprobe import ClaimProbe
-from datastore.controller.datastores.decide import Facts, Observed, Plan, believed, decide
+from datastore.controller.datastores.decide import Facts, Observed, Plan, believed, claim_refused, decide
 from datastore.controller.datastores.deletion import DeletionState, plan_deletion
 from datastore.controller.datastores.effective import EffectiveSpec, SecretRef, effective_spec
 from datastore.controller.datastores.informers import Informers
@@ -30,7 +30,7 @@ from datastore.controller.datastores.prober import BackendProber, failure_of
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.actor import Actor
-from datastore.controller.runtime.client import Client, Fence, Unavailable
+from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.election import LeaseLost
 from datastore.controller.runtime.mistakes import Mistake, reason_of
 from datastore.controller.runtime.queue import Key
@@ -162,14 +162,22 @@ class Reconciler:
             known.spec, known.facts, known.look_at, known.failures = effective, None, 0.0, 0
         if mistake is not None:
             known.facts = Facts(error=mistake)
-        plan = decide(self._observed(key, body, effective, known.facts))
+        observed = self._observed(key, body, effective, known.facts)
+        plan = decide(observed)
         now = time.monotonic()
         due = mistake is None and now >= known.look_at and (plan.look or known.facts is not None)
         if effective is not None and due:
             self._beside(key, known, self._look(known, effective, made=self._made(body)))
         if plan.look:
             return NEVER if known.work is not None else max(known.look_at - now, SETTLE_S)
-        await self._act(body, plan)
+        try:
+            await self._act(body, plan)
+        except ApiError as error:
+            makes_claim = observed.claim is None and any(each["kind"] == "PersistentVolumeClaim" for each in plan.apply)
+            if makes_claim and error.refuses:
+                told = claim_refused(observed, error)
+                await self._actor.tell(body, told.status, told.events)
+            raise
         if plan.again:
             return AGAIN
         if plan.soon:

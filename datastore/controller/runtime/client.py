@@ -51,6 +51,16 @@ class ApiError(Exception):
         self.status = status
         self.reason = reason
 
+    @property
+    def namespace_ends(self) -> bool:
+        """Whether the object was refused because its namespace is being deleted."""
+        return self.status == 403 and "being terminated" in str(self)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the object is refused until a person changes something: a quota, a limit, a policy, or the object."""
+        return self.status in (400, 403, 422) and not self.namespace_ends
+
 
 class Unavailable(Exception):
     """The API server did not answer."""
