@@ -32,6 +32,8 @@ from datastore.units import format_size
 
 Raw = Mapping[str, Any]
 
+REFUSED = "Refused"
+"""Reason of what waits because the cluster does not accept an object that it needs, such as because of a quota."""
 SAVED, SAME = "Saved", "SameBytes"
 """Reasons of Ready=True: the ModelVersion's own save made the version, or the store had these bytes already."""
 MESSAGE_MAX = 2000
@@ -45,7 +47,8 @@ class Observed:
 
     job: the Job that matters now; answer, progress, waiting: see job.py. in_use: what uses a version that is being
     deleted, or its claim, for people. classes: StorageClasses that the administrator marked for models. image: for
-    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job.
+    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job. refused: why
+    the API server refused what the last plan would have made.
     """
 
     version: Raw
@@ -64,6 +67,7 @@ class Observed:
     classes: Sequence[str] = ()
     image: tuple[str, str] | None = None
     namespace_ends: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +122,18 @@ def decide(seen: Observed) -> Plan:
             return _shown(seen, version)
         if condition(body, "Failed").get("status") == "True":
             return Plan()
+        if seen.refused:
+            return _told(seen, "Pending", REFUSED, refusal(seen.refused))
         return _made(seen, version)
     except Mistake as mistake:
         if "deletionTimestamp" in body["metadata"]:
             return Plan(finalizer=False)
         return _told(seen, "Pending", mistake.reason, str(mistake))
+
+
+def refusal(why: str) -> str:
+    """Say that the cluster refused an object. why: the words of the API server, which name it."""
+    return f"the cluster does not accept what is needed, and is asked again: {why}"
 
 
 def _made(seen: Observed, version: ModelVersion) -> Plan:
@@ -214,6 +225,8 @@ def _shown(seen: Observed, version: ModelVersion) -> Plan:
         )
     except Mistake as mistake:
         return _told(seen, "Ready", condition(body, "Ready")["reason"], str(mistake))
+    if seen.refused:
+        return _told(seen, "Ready", condition(body, "Ready")["reason"], refusal(seen.refused))
     return Plan(apply=(volume, claim), soon=True)
 
 
@@ -230,6 +243,8 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
     ours = (
         seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) == body["metadata"]["uid"]
     )
+    if seen.refused:
+        return _told(seen, "Deleting", REFUSED, refusal(seen.refused))
     if seen.in_use:
         return _told(seen, "Deleting", "VersionInUse", f"not deleted: in use by {seen.in_use}", soon=True)
     if ours and seen.claim is not None:
@@ -292,6 +307,6 @@ def _told(
         "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
     }
     same = (before.get("phase"), condition(body, "Ready").get("reason")) == (phase, reason)
-    warning = phase in ("Failed", "Pending") or reason == "VersionInUse"
+    warning = phase in ("Failed", "Pending") or reason in ("VersionInUse", REFUSED)
     events = () if same else (Event(reason=reason, message=message, warning=warning),)
     return Plan(status=status, events=events, soon=soon)

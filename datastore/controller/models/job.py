@@ -295,8 +295,11 @@ def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:
     return {}
 
 
-def waiting_for(pods: Sequence[Raw]) -> str:
-    """Return why the newest pod does not run yet; '' when it runs, has ended, or gives no reason."""
+def waiting_for(job: Raw, pods: Sequence[Raw]) -> str:
+    """Return why a Job's newest pod does not run yet; '' when it runs, has ended, or gives no reason."""
+    said = job.get("status") or {}
+    if not pods and "startTime" in said and not said.get("active") and not ended(job):
+        return f"the cluster has not taken one; `kubectl describe job {job['metadata']['name']}` says why"
     newest = max(pods, key=lambda each: str(each["metadata"]["creationTimestamp"]), default=None)
     status = (newest or {}).get("status") or {}
     if newest is None or status.get("phase") != "Pending":

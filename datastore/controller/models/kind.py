@@ -161,7 +161,12 @@ class ModelKind:
                 image=await self._own_image(),
             )
             plan = update.decide_model(seen)
-            await self._act(model, plan)
+            try:
+                await self._act(model, plan)
+            except ApiError as error:
+                if error.refuses:
+                    await self._act(model, update.decide_model(replace(seen, refused=str(error))))
+                raise
             if not (plan.create or plan.delete):
                 return _again(plan, waits=job is None and condition(model, update.CONDITION).get("status") == "False")
         return SOON_S
@@ -182,23 +187,27 @@ class ModelKind:
             target = self._stores["Datastore"].get((key[0], spec.to.datastore))
             job = self._stores["Job"].get((key[0], job_name(body, VERB)))
             answer, progress, waiting = await self._asked(job) if job is not None else ({}, None, "")
-            plan = decide_export(
-                ObservedExport(
-                    export=body,
-                    now=_now(),
-                    model=model,
-                    store=store,
-                    store_volume=await self._volume(store) if job is None else None,
-                    target=target,
-                    target_volume=await self._volume(target) if job is None else None,
-                    job=job,
-                    answer=answer,
-                    progress=progress,
-                    waiting=waiting,
-                    image=await self._own_image(),
-                )
+            seen = ObservedExport(
+                export=body,
+                now=_now(),
+                model=model,
+                store=store,
+                store_volume=await self._volume(store) if job is None else None,
+                target=target,
+                target_volume=await self._volume(target) if job is None else None,
+                job=job,
+                answer=answer,
+                progress=progress,
+                waiting=waiting,
+                image=await self._own_image(),
             )
-            await self._act(body, plan)
+            plan = decide_export(seen)
+            try:
+                await self._act(body, plan)
+            except ApiError as error:
+                if error.refuses:
+                    await self._act(body, decide_export(replace(seen, refused=str(error))))
+                raise
             if not (plan.create or plan.delete):
                 return _again(plan, waits=(plan.status or {}).get("phase") == "Pending")
         return SOON_S
@@ -213,7 +222,9 @@ class ModelKind:
             try:
                 await self._act(body, plan, seen.model)
             except ApiError as error:
-                if error.status != 403 or "being terminated" not in str(error):
+                if error.refuses:
+                    await self._act(body, decide(replace(seen, refused=str(error))), seen.model)
+                if not error.namespace_ends:
                     raise
                 # The namespace takes no new Job. The bytes stay in the store, whose end is its Datastore's matter.
                 plan = decide(replace(seen, namespace_ends=True))
@@ -282,7 +293,7 @@ class ModelKind:
                 progress = progress_of(text)
             except ApiError:  # the pod has just ended, or its container has not started
                 progress = None
-        return answer_of(pods), progress, waiting_for(pods)
+        return answer_of(pods), progress, waiting_for(job, pods)
 
     async def _users(self, body: Raw, *, saved_it: bool) -> str:
         """Return what uses a version: pods with its claim; if saved_it, also Servings, their pods, and other claims."""
@@ -357,7 +368,7 @@ class ModelKind:
             await self._actor.finalizer(body, FINALIZER, present=False)
 
     async def _create(self, wanted: Raw) -> None:
-        """Create an object unless it exists. Errors: ApiError, with status 403 when the namespace is being deleted."""
+        """Create an object unless it exists. Errors: ApiError, as when its namespace has no room for it or ends."""
         resource, namespace = BY_KIND[wanted["kind"]], wanted["metadata"]["namespace"]
         try:
             self._actor.take(await self._client.create(resource, namespace, wanted))

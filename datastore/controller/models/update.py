@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datastore.controller.models.decide import MESSAGE_MAX, Plan, store_name
+from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, refusal, store_name
 from datastore.controller.models.job import Role, condition, ended, reached, request_in, wanted_job
 from datastore.controller.models.status import model_status, with_conditions
 from datastore.controller.runtime.conditions import Event, Finding
@@ -35,6 +35,7 @@ class ObservedModel:
     answer: Mapping[str, Any] | None = None
     waiting: str = ""
     image: tuple[str, str] | None = None
+    refused: str = ""
 
 
 def decide_model(seen: ObservedModel) -> Plan:
@@ -42,6 +43,8 @@ def decide_model(seen: ObservedModel) -> Plan:
     model, job = seen.model, seen.job
     if "deletionTimestamp" in model["metadata"]:
         return Plan()
+    if seen.refused:
+        return _told(seen, REFUSED, refusal(seen.refused))
     wanted = wanted_of(model, seen.servings)
     if job is not None and "deletionTimestamp" in job["metadata"]:
         return Plan(soon=True)

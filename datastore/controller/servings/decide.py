@@ -50,6 +50,8 @@ class Observed:
     pods: Sequence[Raw]
     image: Image
     now: str
+    refused: str = ""
+    """Why the API server refused what the last plan would have made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,11 @@ def decide(observed: Observed) -> Plan:
             return _told(
                 observed, spec, target, pods, Finding(type="Ready", status="False", reason="NameTaken", message=text)
             )
+    if observed.refused:
+        text = f"the cluster does not accept what is needed, and is asked again: {observed.refused}"
+        return _told(
+            observed, spec, target, pods, Finding(type="Ready", status="False", reason="Refused", message=text)
+        )
     plan = _told(observed, spec, target, pods, None)
     obsolete = observed.autoscaler if scaling is None else None
     return Plan(

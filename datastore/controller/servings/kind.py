@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.names import SERVING
 from datastore.api.resources import AUTOSCALERS, DATASTORES, DEPLOYMENTS, MODELS, PODS, SERVICES, SERVINGS
 from datastore.controller.runtime.actor import Actor
-from datastore.controller.runtime.client import Client, Fence, Unavailable
+from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.informers import InformerStore, key_of
 from datastore.controller.runtime.operator import Reconcile
 from datastore.controller.runtime.queue import Key, WorkQueue
@@ -73,21 +74,26 @@ class ServingKind:
         if serving is None or "deletionTimestamp" in serving["metadata"]:
             return None
         model = self._stores["Model"].get((key[0], serving["spec"]["model"]))
-        plan = decide(
-            Observed(
-                serving=serving,
-                model=model,
-                store=self._stores["Datastore"].get((key[0], store_of(model))) if model else None,
-                deployment=await self._there("Deployment", key),
-                service=await self._there("Service", key),
-                autoscaler=self._stores["HorizontalPodAutoscaler"].get(key),
-                pods=[each for each in self._stores["Pod"].values() if _serving_of(each) == key],
-                image=await self._verify_image(),
-                now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            )
+        seen = Observed(
+            serving=serving,
+            model=model,
+            store=self._stores["Datastore"].get((key[0], store_of(model))) if model else None,
+            deployment=await self._there("Deployment", key),
+            service=await self._there("Service", key),
+            autoscaler=self._stores["HorizontalPodAutoscaler"].get(key),
+            pods=[each for each in self._stores["Pod"].values() if _serving_of(each) == key],
+            image=await self._verify_image(),
+            now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
-        for each in plan.apply:
-            await self._actor.apply(each)
+        plan = decide(seen)
+        try:
+            for each in plan.apply:
+                await self._actor.apply(each)
+        except ApiError as error:
+            if error.refuses:
+                told = decide(replace(seen, refused=str(error)))
+                await self._actor.tell(serving, told.status, told.events)
+            raise
         for obsolete in plan.delete:
             await self._actor.delete(obsolete)
         await self._actor.tell(serving, plan.status, plan.events)

@@ -1,4 +1,4 @@
-"""datastore.controller.models.kind: what keeps a ModelVersion from being deleted."""
+"""datastore.controller.models.kind: what keeps a ModelVersion from being deleted, and what the cluster refuses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,28 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from datastore.api.names import FINALIZER, MODEL, MODEL_VERSION, SERVING
-from datastore.api.resources import CLAIMS, PODS, SERVINGS, VERSIONS, Resource
+from datastore.api.resources import (
+    CLAIMS,
+    DATASTORES,
+    EVENTS,
+    EXPORTS,
+    MODELS,
+    PODS,
+    SERVINGS,
+    VERSIONS,
+    VOLUMES,
+    Resource,
+)
 from datastore.controller.models.decide import SAME, SAVED
+from datastore.controller.models.job import waiting_for
 from datastore.controller.models.kind import ModelKind, Settings
 from datastore.controller.models.volume import OWNED_BY, VERSION_OF
-from datastore.controller.runtime.client import Client
+from datastore.controller.runtime.client import ApiError, Client
 from tests.promises import promise
+from tests.unit.controller.models.test_decide import datastore, volume
 
 NOW = "2026-01-01T00:00:00Z"
 KEY = ("team", "again")
@@ -103,3 +118,94 @@ def test_one_that_leaves_the_bytes_goes_though_others_use_them() -> None:
     reconcile_once(api, version(SAME))
     assert api.deleted == [("persistentvolumeclaims", "again")]
     assert "finalizers" not in api.applied[-1]["metadata"]
+
+
+QUOTA = ApiError(403, "Forbidden", 'jobs.batch "x" is forbidden: exceeded quota: small, used: 2, limited: 2')
+
+
+class Full(Api):
+    """A namespace with one object of ours, whose quota takes no new objects while `full`."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__()
+        self.body = body
+        self.full = True
+        self.made: list[str] = []
+        self.events: list[Mapping[str, Any]] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        return volume("models") if resource is VOLUMES else None
+
+    async def list(
+        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
+    ) -> list[dict[str, Any]]:
+        return []
+
+    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
+        self.applied.append(body)
+        return {**self.body, "status": body["status"]}
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if resource is EVENTS:
+            self.events.append(body)
+        elif self.full:
+            raise QUOTA
+        else:
+            self.made.append(body["kind"])
+        return {**body, "metadata": {**body["metadata"], "uid": "made"}}
+
+
+def waiting(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "digits", "namespace": "team", "uid": "u-3", "generation": 1, "finalizers": [FINALIZER]}
+    return {"apiVersion": "datastore.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("resource", "body", "condition"),
+    [
+        (VERSIONS, waiting("ModelVersion", {"model": "digits", "version": 7}), "Ready"),
+        (
+            EXPORTS,
+            waiting("ModelExport", {"model": "digits", "to": {"datastore": "models", "path": "out"}}),
+            "Complete",
+        ),
+        (MODELS, waiting("Model", {"aliases": [{"name": "prod", "version": 7}]}), "StoreUpdated"),
+    ],
+)
+@promise("S-393")
+def test_a_job_that_the_cluster_does_not_accept_is_told_and_made_when_it_does(
+    resource: Resource, body: dict[str, Any], condition: str
+) -> None:
+    api = Full(body)
+    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    tell = {watch.resource: watch.tell for watch in kind.watches()}
+    store = datastore("models")
+    store["metadata"]["uid"] = "d-1"
+    tell[DATASTORES]({"type": None, "object": store})
+    tell[MODELS]({"type": None, "object": waiting("Model", {})})
+    tell[resource]({"type": None, "object": body})
+    order = (VERSIONS, MODELS, EXPORTS)
+    _, reconcile = kind.queues()[order.index(resource)]
+
+    async def twice() -> None:
+        with pytest.raises(ApiError):  # so that the operator tries it again
+            await reconcile(("team", "digits"))
+        conditions = {each["type"]: each for each in api.applied[-1]["status"]["conditions"]}
+        assert (conditions[condition]["status"], conditions[condition]["reason"]) == ("False", "Refused")
+        assert "exceeded quota: small" in conditions[condition]["message"]
+        assert [(each["type"], each["reason"]) for each in api.events] == [("Warning", "Refused")]
+        api.full = False
+        await reconcile(("team", "digits"))
+        assert api.made == ["Job"]
+
+    asyncio.run(twice())
+
+
+@promise("S-393")
+def test_a_job_without_a_pod_says_where_the_reason_is() -> None:
+    began: dict[str, Any] = {"startTime": NOW, "active": 0}
+    job: dict[str, Any] = {"metadata": {"name": "digits-save"}, "status": began}
+    assert waiting_for({**job, "status": {}}, []) == "", "it was made just now"
+    assert "kubectl describe job digits-save" in waiting_for(job, [])
+    assert waiting_for({**job, "status": {**began, "active": 1}}, []) == ""
+    assert waiting_for({**job, "status": {**began, "conditions": [{"type": "Complete", "status": "True"}]}}, []) == ""
