@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from datastore.api.datastore import DEFAULT_NAMESPACE
-from datastore.api.fields import MAX_CERTIFICATE_BYTES
+from datastore.api.fields import CERTIFICATE_PATTERN, MAX_CERTIFICATE_BYTES, matches
 from datastore.api.source import SSHCredentials, StaticCredentials
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
@@ -81,9 +81,18 @@ def ssh_credentials_from(secret: SecretManifest) -> SSHCredentials:
 
 
 def certificate_from(secret: SecretManifest) -> str:
-    """Return the PEM text that the server's certificate is checked against, or '' if there is none. It is public."""
-    found = _find(secret, CERTIFICATE_NAMES)
-    return "" if found is None else found.reveal() + "\n"
+    """Return the PEM text that the server's certificate is checked against, or '' if there is none. It is public.
+
+    Errors: InvalidManifest when it is no such text.
+    """
+    for name in CERTIFICATE_NAMES:
+        found = _find(secret, (name,))
+        if found is not None and matches(CERTIFICATE_PATTERN, found.reveal()):
+            return found.reveal() + "\n"
+        if found is not None:
+            where = f"{name} of Secret {secret.name}"
+            raise InvalidManifest(f"{where} must be PEM text that holds -----BEGIN CERTIFICATE-----")
+    return ""
 
 
 def for_storage(secret: SecretManifest) -> SecretManifest:

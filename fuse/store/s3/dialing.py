@@ -60,7 +60,8 @@ def trust(ca_bundle: str = "") -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=ca_bundle)
     except (ssl.SSLError, ValueError) as error:
-        raise InvalidRequest(f"caBundle holds no PEM certificate: {one_line(str(error))}") from error
+        text = "caBundle, or ca.crt of the Secret, holds no PEM certificate that can be read"
+        raise InvalidRequest(f"{text}: {one_line(str(error))}") from error
     return context
 
 

@@ -106,6 +106,10 @@ def test_secrets_made_for_other_drivers_are_understood(access: str, secret: str)
             keys("{AWS_ACCESS_KEY_ID: ' ', AWS_SECRET_ACCESS_KEY: b}"),
             "Secret keys has no AWS_ACCESS_KEY_ID, or it is empty",
         ),
+        (
+            keys("{accessKeyID: a, secretAccessKey: b, ca.crt: junk}"),
+            "ca.crt of Secret keys must be PEM text that holds -----BEGIN CERTIFICATE-----",
+        ),
     ],
 )
 def test_a_secret_without_the_keys_is_refused(secret: str, text: str) -> None:
