@@ -1,8 +1,9 @@
 """Writes the Helm chart from the kustomize base: the same objects, with values where VALUES says.
 
 `python -m datastore.manifests.chartwriter` writes manifests/chart/; a test keeps both equal. Each value stands in a
-template as `{{ toJson .Values.PATH }}`, which is YAML as well, so no indentation depends on it. SWITCHES are objects
-that are there or not; with `namespaces`, bindings are of these and the controller's own (overlays/namespaced).
+template as `{{ toJson .Values.PATH }}`, in a variable as `{{ quote .Values.PATH }}`, which is YAML as well, so no
+indentation depends on it. SWITCHES are objects that are there or not; with `namespaces`, bindings are of these and the
+controller's own (overlays/namespaced).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ NOT_NAMESPACED = frozenset(
         "ValidatingAdmissionPolicyBinding",
     }
 )
-_QUOTED = re.compile(r"'(\{\{ toJson [^}]*\}\})'")
+_QUOTED = re.compile(r"'(\{\{ (?:toJson|quote) [^}]*\}\})'")
 
 
 def objects() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -242,9 +243,11 @@ def _block(lines: Iterator[str]) -> Iterator[str]:
 def _filled(line: str, chosen: Mapping[str, Any], namespace: str, item: str) -> str:
     def value(found: re.Match[str]) -> str:
         at = _at(chosen, tuple(found[2].split(".")))
+        if found[1] == "quote ":
+            return json.dumps(str(at))
         return json.dumps(at) if found[1] or isinstance(at, bool) else str(at)
 
-    line = re.sub(r"\{\{ (toJson )?\.Values\.([\w.]+) \}\}", value, line)
+    line = re.sub(r"\{\{ (toJson |quote )?\.Values\.([\w.]+) \}\}", value, line)
     line = re.sub(
         r"\{\{ join \",\" \.Values\.([\w.]+) \}\}", lambda it: ",".join(_at(chosen, tuple(it[1].split(".")))), line
     )
@@ -282,7 +285,9 @@ def _templated(document: dict[str, Any]) -> dict[str, Any]:
         if each["name"] in ENVIRONMENT:
             each["value"] = ENVIRONMENT[each["name"]]
     for name, path in part[1].items():
-        _put(document, path, f"{{{{ toJson .Values.{part[0]}.{name} }}}}")
+        # A variable's value is text, also if a person wrote a number.
+        function = "quote" if "env" in path else "toJson"
+        _put(document, path, f"{{{{ {function} .Values.{part[0]}.{name} }}}}")
     return document
 
 

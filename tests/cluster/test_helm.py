@@ -105,7 +105,7 @@ def values(site: Site) -> dict[str, Any]:
         "image": {"repository": repository, "tag": tag, "pullPolicy": site.pull_policy},
         "allowRanges": list(PRIVATE_RANGES),
         "controller": part(11, "101Mi", replicas=2),
-        "node": part(12, "102Mi", mountMemory="256Mi", maxVolumes="7", cacheSizeVolume="3Gi", cacheSizeNode="6Gi"),
+        "node": part(12, "102Mi", mountMemory="256Mi", maxVolumes=7, cacheSizeVolume="3Gi", cacheSizeNode="6Gi"),
         "mountDaemon": part(13, "103Mi", resources={"requests": {"cpu": "13m", "memory": "103Mi"}}),
     }
 

@@ -62,10 +62,13 @@ def test_the_charts_values_reach_the_objects() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     values["image"] = {"repository": "r", "tag": "t", "pullPolicy": "Always"}
     values["node"]["tolerations"] = []
+    values["node"]["maxVolumes"] = 5
     values["podMonitor"]["enabled"] = True
     (daemon,) = chartwriter.rendered((CHART / "templates" / "node.yaml").read_text(), values, "other")
     pod = daemon["spec"]["template"]["spec"]
     assert (pod["containers"][0]["image"], pod["tolerations"], daemon["metadata"]["namespace"]) == ("r:t", [], "other")
+    told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert told["MAX_VOLUMES"] == "5", "a variable is text, also where a person wrote a number"
     (monitor,) = chartwriter.rendered((CHART / "templates" / "podmonitor.yaml").read_text(), values, "other")
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["other"]}
 
