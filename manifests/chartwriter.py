@@ -145,10 +145,22 @@ def values() -> dict[str, Any]:
     return found
 
 
+def schema() -> dict[str, Any]:
+    """values.schema.json, by which helm refuses a value that there is not, and a switch that is not true or false."""
+
+    def part(known: Mapping[str, Any]) -> dict[str, Any]:
+        properties = {name: {"type": "boolean"} if isinstance(value, bool) else {} for name, value in known.items()}
+        return {"type": "object", "additionalProperties": False, "properties": properties}
+
+    properties = {name: part(value) if isinstance(value, dict) else {} for name, value in values().items()}
+    # helm itself puts `global` among the values of a chart that another one includes.
+    return part({}) | {"properties": {**properties, "global": {}}}
+
+
 def files() -> dict[str, str]:
     """The chart, by path below manifests/chart."""
     written: dict[str, list[str]] = {}
-    made = {"values.yaml": _dump(values())}
+    made = {"values.yaml": _dump(values()), "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
     for name, document in objects():
         if document["kind"] == "Namespace":
             continue  # helm makes it, by --create-namespace

@@ -89,6 +89,19 @@ def test_helm_makes_what_kustomize_makes(
         assert made[place] == each or place[0] in apart, place
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("allowRange={10.0.0.0/8}", "additional properties 'allowRange' not allowed"),
+        ("node.maxVolume=5", "additional properties 'maxVolume' not allowed"),
+        ("userRoles.enabled=no", "got string, want boolean"),
+    ],
+)
+def test_a_value_that_the_chart_does_not_have_is_refused(chosen: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        helm(None, "template", RELEASE, str(CHART), "--set", chosen)
+
+
 def values(site: Site) -> dict[str, Any]:
     """Each value that the chart has, other than by default."""
     repository, _, tag = site.image.rpartition(":")

@@ -41,7 +41,7 @@ def of(kind: str, name: str) -> Any:
 def test_the_checked_in_chart_is_what_the_base_says() -> None:
     for name, text in chartwriter.files().items():
         assert (CHART / name).read_text() == text, "run: python -m datastore.manifests.chartwriter"
-    there = {str(path.relative_to(CHART)) for path in CHART.rglob("*.yaml")} - {"Chart.yaml"}
+    there = {str(path.relative_to(CHART)) for path in CHART.rglob("*.*")} - {"Chart.yaml"}
     assert there == set(chartwriter.files())
 
 
