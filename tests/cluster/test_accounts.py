@@ -16,7 +16,7 @@ from datastore.controller.datastores.effective import effective_spec
 from datastore.controller.datastores.settings import Settings
 from datastore.csi.plugin import STARTUP_TAINT
 from tests.cluster.cluster import Cluster
-from tests.cluster.controlled import ROOT, SYSTEM, account_kubeconfig, answer, datastore_of
+from tests.cluster.controlled import ROOT, SYSTEM, account_kubeconfig, answer, datastore_of, pod_on_no_node
 from tests.cluster.kube import Kube, Manifest
 from tests.promises import promise
 
@@ -180,12 +180,45 @@ def test_who_has_a_role_of_the_cluster_in_a_namespace_has_our_kinds_there(
     api_kube.delete("serviceaccount", person, namespace=SYSTEM)
 
 
+POLICY = ROOT / "manifests" / "claim-probe" / "policy.yaml"
+
+
 @pytest.fixture
 def probing(api_kube: Kube) -> Iterator[None]:
-    policy = str(ROOT / "manifests" / "claim-probe" / "policy.yaml")
-    api_kube.kubectl("apply", "--filename", policy)
+    api_kube.kubectl("apply", "--filename", str(POLICY))
     yield
-    api_kube.kubectl("delete", "--filename", policy)
+    api_kube.kubectl("delete", "--filename", str(POLICY))
+
+
+@promise("S-115")
+def test_a_policy_that_misses_the_controllers_deployment_refuses_no_pod_of_others(
+    api_kube: Kube, account: Path, space: str, tmp_path: Path
+) -> None:
+    api_kube.wait_for("service account", lambda: bool(api_kube.get("serviceaccount", "default", namespace=space)))
+    whole = POLICY.read_text()
+    missing = tmp_path / "policy.yaml"
+    missing.write_text(whole.replace("paramRef: {name: datastore-controller,", "paramRef: {name: nobody,"))
+    assert missing.read_text() != whole
+    body: Manifest = datastore_of("disk", {"claim": {"name": "disk"}})
+    body["metadata"] |= {"namespace": space, "uid": "0001"}
+    probe = pod_for(effective_spec(body, None, Settings()), "disk", ("example.org/miner:1", "Never"), "")
+    path = f"/api/v1/namespaces/{space}/pods"
+    api_kube.kubectl("apply", "--filename", str(missing))
+    try:
+
+        def refused() -> bool:
+            status, said = answer(account, "POST", path, probe, JSON)
+            if status == 201:  # A policy that was just made holds a moment later.
+                api_kube.kubectl("delete", "pod", "--all", "--namespace", space, "--grace-period=0", "--force")
+            return "no params found" in said
+
+        api_kube.wait_for("a refusal of the pod that tries a volume", refused, limit_s=SOON_S)
+        status, said = answer(account, "POST", path, {**probe, "metadata": {**probe["metadata"], "labels": {}}}, JSON)
+        assert (status, "has the label" in said) == (422, True), said
+        api_kube.apply(pod_on_no_node("other", "disk"), namespace=space)
+        api_kube.delete("pod", "other", namespace=space)
+    finally:
+        api_kube.kubectl("delete", "--filename", str(missing))
 
 
 @promise("S-115")

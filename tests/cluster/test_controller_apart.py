@@ -104,7 +104,12 @@ def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
     made = [each for each in yaml.safe_load_all(Kube(tmp_path).kubectl("kustomize", str(tmp_path))) if each]
     assert not [each for each in made if "rotation" in each["metadata"]["name"]]
     policies = [each["metadata"]["name"] for each in made if each["kind"] == "ValidatingAdmissionPolicy"]
-    assert sorted(policies) == ["datastore-controller-probe", "datastore-node", "datastore-node-usage"]
+    assert sorted(policies) == [
+        "datastore-controller-probe",
+        "datastore-controller-probe-image",
+        "datastore-node",
+        "datastore-node-usage",
+    ]
     deployments = {each["metadata"]["name"]: each for each in made if each["kind"] == "Deployment"}
     pod = deployments["datastore-controller"]["spec"]["template"]["spec"]
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}

@@ -163,14 +163,15 @@ def test_the_charts_claim_probe_is_the_components() -> None:
     made = _chart(claimProbe={"enabled": True})
     assert _environment(made)["PROBE_CLAIMS"] == "true"
     component = list(yaml.safe_load_all((MANIFESTS / "claim-probe" / "policy.yaml").read_text()))
-    shipped = [each for each in made if each["metadata"]["name"] == "datastore-controller-probe"]
+    names = ("datastore-controller-probe", "datastore-controller-probe-image")
+    shipped = [each for each in made if each["metadata"]["name"] in names]
     for each in component + shipped:
         for subject in each.get("subjects", []):
             subject["namespace"] = "any"
         if "paramRef" in each.get("spec", {}):
             each["spec"]["paramRef"]["namespace"] = "any"
     assert shipped == component
-    assert not [each for each in _chart() if each["metadata"]["name"] == "datastore-controller-probe"]
+    assert not [each for each in _chart() if each["metadata"]["name"] in names]
 
 
 @promise("S-115")

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from datastore.api.datastore import API_VERSION, KIND
-from datastore.api.names import MANAGED_BY, MANAGER
+from datastore.api.names import MANAGED_BY, MANAGER, PROBE
 from datastore.api.resources import PODS
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured
@@ -185,7 +185,7 @@ def pod_for(
         "metadata": {
             "name": _name(effective),
             "namespace": effective.namespace,
-            "labels": {MANAGED_BY: MANAGER},
+            "labels": {MANAGED_BY: MANAGER, PROBE: "true"},
             "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
         },
         "spec": {
