@@ -144,7 +144,7 @@ def _target(observed: Observed, spec: ServingSpec) -> Target:
         raise Mistake("ModelNotFound", f"there is no Model {name} in this namespace; apply one")
     status = model.get("status") or {}
     if "versions" not in status:
-        raise Mistake("WaitingForModel", f"what Model {name} holds is not known yet: {_ready_message(model)}")
+        raise Mistake("WaitingForModel", f"what Model {name} holds is not known yet: {_unknown(model)}")
     store = store_of(model)
     if observed.store is None:
         raise Mistake("StoreNotFound", f"there is no Datastore {store}, in which Model {name} is")
@@ -165,6 +165,15 @@ def _target(observed: Observed, spec: ServingSpec) -> Target:
 def store_of(model: Raw) -> str:
     """Return the name of the Datastore that holds a Model's versions."""
     return str((model.get("status") or {}).get("store") or model.get("spec", {}).get("store") or DEFAULT_STORE)
+
+
+def _unknown(model: Raw) -> str:
+    """Say why it is not known what a Model holds: only a Job looks into its store, and it may be hindered."""
+    conditions = (model.get("status") or {}).get("conditions") or []
+    hindered = next((each for each in conditions if each["status"] == "False"), None)
+    if hindered is not None:
+        return str(hindered.get("message") or hindered["reason"])
+    return "no Job has looked into its store; one does for a ModelVersion of it, and for spec.aliases of the Model"
 
 
 def _ready_message(body: Raw) -> str:

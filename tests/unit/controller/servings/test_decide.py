@@ -21,6 +21,7 @@ MODEL: dict[str, Any] = {
     "status": {"versions": 2, "latestVersion": 2, "aliases": [{"name": "prod", "version": 1}], "store": "models"},
 }
 STORE: dict[str, Any] = {"metadata": {"name": "models"}, "spec": {}, "status": {"claimName": "models"}}
+REFUSED = {"type": "StoreUpdated", "status": "False", "reason": "Refused", "message": "exceeded quota: small"}
 DIGESTS = {1: "sha256:" + "1" * 64, 2: "sha256:" + "2" * 64}
 
 
@@ -275,7 +276,8 @@ def test_the_pods_have_no_token_and_the_rest_of_the_template() -> None:
     ("spec", "more", "reason", "words"),
     [
         ({}, {"model": None}, "ModelNotFound", "no Model digits"),
-        ({}, {"model": {**MODEL, "status": {}}}, "WaitingForModel", "has not looked at it yet"),
+        ({}, {"model": {**MODEL, "status": {}}}, "WaitingForModel", "no Job has looked into its store"),
+        ({}, {"model": {**MODEL, "status": {"conditions": [REFUSED]}}}, "WaitingForModel", "exceeded quota"),
         ({"alias": "canary"}, {}, "AliasNotFound", "no alias canary; it has prod"),
         ({"alias": None, "version": 3}, {}, "VersionNotFound", "no version 3 yet"),
         ({}, {"store": None}, "StoreNotFound", "no Datastore models"),
