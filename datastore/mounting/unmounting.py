@@ -118,8 +118,8 @@ def _finish(record: MountRecord, answer: dict[str, Any], say: Callable[[str], No
                 f"{_later(record)}"
             )
         forget(record)
-    elif dirty_of(record):
-        raise _still_mounted(record, text)
+    elif dirty := dirty_of(record):
+        raise _still_mounted(record, text, dirty)
     else:
         raise MountFailed(text if text.startswith(record.mountpoint) else f"{record.mountpoint}: {text}")
     return ""
@@ -183,7 +183,7 @@ def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
     except controlclient.NotAnswering:
         dirty = unsent.unsent_files(record.state_dir)
     if dirty:
-        return _still_mounted(record, why)
+        return _still_mounted(record, why, dirty)
     return controlclient.NotAnswering(f"{record.mountpoint}: {why}; `datastore umount --force` ends it anyway")
 
 
@@ -197,23 +197,32 @@ def in_memory(record: MountRecord) -> str:
     return f"{format_size(size)}: {storage_words(told)}" if isinstance(size, int) and size else ""
 
 
-def _still_mounted(record: MountRecord, why: str) -> Unsynced:
+def _still_mounted(record: MountRecord, why: str, dirty: list[Any]) -> Unsynced:
     if in_memory(record):
         return Unsynced(
             f"{record.mountpoint}: still mounted, because the server has not stored all that programs wrote: {why}; "
             f"repeat it when the server answers; `datastore umount --force {record.mountpoint}` unmounts, and loses it"
         )
+    ways = _ways_out(record, dirty, f"`datastore unsent --retry {record.mountpoint}` tries again")
     return Unsynced(
-        f"{record.mountpoint}: still mounted, because not everything is uploaded: {why}; "
-        f"`datastore unsent --retry {record.mountpoint}` tries again, `--save DIR` copies it elsewhere, "
+        f"{record.mountpoint}: still mounted, because not everything is uploaded: {why}; {ways}, "
         f"`datastore umount --force {record.mountpoint}` unmounts and keeps it on disk"
     )
 
 
 def _later(record: MountRecord) -> str:
-    return (
-        f"mount it there again to upload it, or `datastore unsent --save DIR {record.mountpoint}` copies it elsewhere"
-    )
+    return _ways_out(record, unsent.unsent_files(record.state_dir), "mount it there again to upload it")
+
+
+def _ways_out(record: MountRecord, files: list[Any], again: str) -> str:
+    """Return what may be done about files that are not uploaded. again: what has them tried again, which is no use
+    where each of them is stuck."""
+    stuck = [bool(each.get("stuck")) for each in files]
+    ways = [] if stuck and all(stuck) else [again]
+    ways.append(f"`datastore unsent --save DIR {record.mountpoint}` copies it elsewhere")
+    if any(stuck):
+        ways.append("`--discard FILE` in place of `--save DIR` drops a file that no retry can upload")
+    return ", ".join(ways)
 
 
 def _wait_until_gone(record: MountRecord) -> None:

@@ -113,18 +113,18 @@ class Connection:
     async def receive(self, size: int, pace: Pace, flags: int = 0) -> bytes:
         """Return the next bytes, b"" at the end. After a send that never waited, the answer can't be there yet: wait
         first. After a send that waited, the loop may have reported the answer already: try to receive it first."""
-        if self._loop is None:
-            self._limit(pace())
-        elif self._sent_at_once:
+        if self._loop is not None and self._sent_at_once:
             self._sent_at_once = False
             await self._edge.wait(pace())
         while True:
+            if self._loop is None:
+                self._limit(pace())
             try:
                 return self._stream.recv(size, flags)
             except BlockingIOError:
                 await self._edge.wait(pace())
             except ssl.SSLWantReadError:
-                pace()
+                await self.give_way(pace)
 
     async def receive_into(self, view: memoryview, pace: Pace) -> int:
         """Fill a view, or as much of it as comes before the end; return how many bytes came.
@@ -139,6 +139,7 @@ class Connection:
                 await self._edge.wait(pace())
                 continue
             except ssl.SSLWantReadError:
+                await self.give_way(pace)
                 continue
             if not count:
                 break

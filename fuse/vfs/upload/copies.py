@@ -124,8 +124,9 @@ class Copies:
             made = [self.made.get(self._new_key(found)) for found in meant]
             late = [one for one, copy in zip(meant, made, strict=True) if copy is None or copy.original != one.etag]
             await self._copy_all(late, keep_newer=False)
-            for error in await self._core.remove_many([found.key for found in meant]):
-                raise error
+            failures = await self._core.remove_many([found.key for found in meant])
+            if failures:
+                raise failures[0]
             if page.next_token is None and not late:
                 return  # nobody wrote there since; another look would miss later writes as well
 

@@ -113,13 +113,13 @@ def asked(root: Path, name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in (state_of(root, name) / "asked").read_text().splitlines()]
 
 
-def leave_unsent(state_dir: Path, *keys: str) -> None:
-    """What a mount server that died leaves of files it could not upload."""
+def leave_unsent(state_dir: Path, *keys: str, stuck: bool = False) -> None:
+    """What a mount server that died leaves of files it could not upload. stuck: sending them again is no use."""
     (state_dir / "staging").mkdir(exist_ok=True)
     with contextlib.closing(sqlite3.connect(state_dir / "state.db")) as database:
-        database.execute("create table unsent(staging text, key text, since_ns integer, error text)")
+        database.execute("create table unsent(staging text, key text, since_ns integer, error text, stuck integer)")
         for number, key in enumerate(keys):
             (state_dir / "staging" / str(number)).write_bytes(b"x" * 1024)
-            row = (str(number), key, 1_700_000_000_000_000_000, "403 AccessDenied" if number else "")
-            database.execute("insert into unsent values(?, ?, ?, ?)", row)
+            row = (str(number), key, 1_700_000_000_000_000_000, "403 AccessDenied" if number else "", stuck)
+            database.execute("insert into unsent values(?, ?, ?, ?, ?)", row)
         database.commit()

@@ -88,6 +88,7 @@ def answer_one(mode: str, spec: dict[str, Any], state_dir: Path, listener: socke
 def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[dict[str, Any]]:
     operation = request["op"]
     dirty = [{"path": "a/b.txt", "bytes": 2048, "since": time.time() - 60, "error": "403 AccessDenied"}]
+    dirty[0]["stuck"] = "FAKE_STUCK" in os.environ
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
         told["unsent"] = {"files": 0, "bytes": 0, "failed": 0, "error": ""}

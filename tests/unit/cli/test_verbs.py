@@ -299,6 +299,24 @@ def test_umount_refuses_to_lose_changes(
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "1", "0"]
 
 
+def test_what_no_retry_can_upload_is_not_said_to_be_tried_again(
+    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client has written the file meanwhile (S-47)."""
+    monkeypatch.setenv("FAKE_MODE", "unsynced")
+    monkeypatch.setenv("FAKE_STUCK", "1")
+    cli("mount", manifest, "output", tmp_path / "d")
+    refused = cli("umount", "output")
+    leave_unsent(state_of(root, "output"), "a/b.txt", stuck=True)
+    forced = cli("umount", "--force", "output")
+    for done in (refused, forced):
+        assert done.code == 6
+        assert f"`datastore unsent --save DIR {tmp_path}/d` copies it elsewhere, `--discard FILE`" in done.err
+        assert "--retry" not in done.err
+        assert "mount it" not in done.err
+    assert f"`datastore umount --force {tmp_path}/d` unmounts" in refused.err
+
+
 def test_umount_of_a_busy_directory_says_who_uses_it(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
