@@ -129,7 +129,13 @@ def temporary_folder() -> Iterator[Path]:
         if still:
             console.print(f"[red]still mounted, so {folder} is left: {', '.join(map(str, still))}[/]")
         else:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, onerror=_unless_it_vanished)
+
+
+def _unless_it_vanished(_: object, path: str, error: tuple[Any, BaseException, Any]) -> None:
+    """A mount that another mount namespace still had may be ending, and removes its files by itself."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def put_digits(client: Any) -> int:

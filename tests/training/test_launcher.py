@@ -317,10 +317,11 @@ def test_a_job_is_resumed_as_it_was_submitted(laptop: Laptop, spec: str, tmp_pat
 
 
 def submitted_whose_bucket_vanishes(laptop: Laptop, name: str, end: str) -> None:
-    """A job that has written a file `late` which the storage does not take; then it does what end says."""
+    """A job that has written a file `late` which the storage does not take; then it does what end says. The file is
+    open before the bucket vanishes: who opens it later may be told so at once, and then nothing is written."""
     line = (
-        "echo x > /results/here/early; while [ ! -e go ]; do sleep 0.1; done; "
-        f"echo precious > /results/here/late; echo tried; {end}"
+        "exec 3> /results/here/late; echo x > /results/here/early; while [ ! -e go ]; do sleep 0.1; done; "
+        f"echo precious >&3; exec 3>&-; echo tried; {end}"
     )
     laptop.submit(laptop.manifest(name, "  framework: none\n" + shell(line) + MOUNTS))
     eventually(lambda: "early" in laptop.stored(), patience_s=PATIENCE_S)
