@@ -79,7 +79,7 @@ class PlainClaims:
             try:
                 made = await self._client.create(DATASTORES, key[0], desired.datastore_for(claim, storage_class))
             except ApiError as error:
-                if error.refuses:
+                if error.refusal:
                     text = f"the cluster does not accept the Datastore of this claim, which is tried again: {error}"
                     await self._complain(claim, "DatastoreRefused", text)
                 if error.status != 409 and not error.namespace_ends:

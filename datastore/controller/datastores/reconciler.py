@@ -174,7 +174,7 @@ class Reconciler:
             await self._act(body, plan)
         except ApiError as error:
             makes_claim = observed.claim is None and any(each["kind"] == "PersistentVolumeClaim" for each in plan.apply)
-            if makes_claim and error.refuses:
+            if makes_claim and error.refusal:
                 told = claim_refused(observed, error)
                 await self._actor.tell(body, told.status, told.events)
             raise

@@ -47,8 +47,8 @@ class Observed:
 
     job: the Job that matters now; answer, progress, waiting: see job.py. in_use: what uses a version that is being
     deleted, or its claim, for people. classes: StorageClasses that the administrator marked for models. image: for
-    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job. refused: why
-    the API server refused what the last plan would have made.
+    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job. refused: what
+    to tell of the API server's refusal of what the last plan would have made.
     """
 
     version: Raw
@@ -123,17 +123,12 @@ def decide(seen: Observed) -> Plan:
         if condition(body, "Failed").get("status") == "True":
             return Plan()
         if seen.refused:
-            return _told(seen, "Pending", REFUSED, refusal(seen.refused))
+            return _told(seen, "Pending", REFUSED, seen.refused)
         return _made(seen, version)
     except Mistake as mistake:
         if "deletionTimestamp" in body["metadata"]:
             return Plan(finalizer=False)
         return _told(seen, "Pending", mistake.reason, str(mistake))
-
-
-def refusal(why: str) -> str:
-    """Say that the cluster refused an object. why: the words of the API server, which name it."""
-    return f"the cluster does not accept what is needed, and is asked again: {why}"
 
 
 def _made(seen: Observed, version: ModelVersion) -> Plan:
@@ -226,7 +221,7 @@ def _shown(seen: Observed, version: ModelVersion) -> Plan:
     except Mistake as mistake:
         return _told(seen, "Ready", condition(body, "Ready")["reason"], str(mistake))
     if seen.refused:
-        return _told(seen, "Ready", condition(body, "Ready")["reason"], refusal(seen.refused))
+        return _told(seen, "Ready", condition(body, "Ready")["reason"], seen.refused)
     return Plan(apply=(volume, claim), soon=True)
 
 
@@ -244,7 +239,7 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) == body["metadata"]["uid"]
     )
     if seen.refused:
-        return _told(seen, "Deleting", REFUSED, refusal(seen.refused))
+        return _told(seen, "Deleting", REFUSED, seen.refused)
     if seen.in_use:
         return _told(seen, "Deleting", "VersionInUse", f"not deleted: in use by {seen.in_use}", soon=True)
     if ours and seen.claim is not None:

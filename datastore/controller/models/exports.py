@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from datastore.api.explain import explain
 from datastore.api.model import ModelExport
-from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, refusal, store_name
+from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
 from datastore.controller.models.job import Role, condition, ended, reached, wanted_job
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
 from datastore.controller.runtime.mistakes import Mistake
@@ -63,7 +63,7 @@ def decide_export(seen: ObservedExport) -> Plan:
     try:
         export = parsed_export(seen.export)
         if seen.refused:
-            return _told(seen, "Pending", REFUSED, refusal(seen.refused))
+            return _told(seen, "Pending", REFUSED, seen.refused)
         if seen.job is None:
             return _begun(seen, export)
     except Mistake as mistake:

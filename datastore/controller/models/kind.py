@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from datastore.api.names import FINALIZER, MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
 from datastore.api.resources import (
@@ -55,6 +55,7 @@ from datastore.controller.runtime.watches import Watch
 
 log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
+Seen = TypeVar("Seen", Observed, ObservedExport, update.ObservedModel)
 
 FOR_MODELS = "datastore.dev/models"
 """Annotation of a StorageClass: "true" if a namespace's store is made from this class on first use."""
@@ -160,13 +161,7 @@ class ModelKind:
                 waiting=waiting,
                 image=await self._own_image(),
             )
-            plan = update.decide_model(seen)
-            try:
-                await self._act(model, plan)
-            except ApiError as error:
-                if error.refuses:
-                    await self._act(model, update.decide_model(replace(seen, refused=str(error))))
-                raise
+            plan = await self._carry_out(update.decide_model, seen, model)
             if not (plan.create or plan.delete):
                 return _again(plan, waits=job is None and condition(model, update.CONDITION).get("status") == "False")
         return SOON_S
@@ -201,13 +196,7 @@ class ModelKind:
                 waiting=waiting,
                 image=await self._own_image(),
             )
-            plan = decide_export(seen)
-            try:
-                await self._act(body, plan)
-            except ApiError as error:
-                if error.refuses:
-                    await self._act(body, decide_export(replace(seen, refused=str(error))))
-                raise
+            plan = await self._carry_out(decide_export, seen, body)
             if not (plan.create or plan.delete):
                 return _again(plan, waits=(plan.status or {}).get("phase") == "Pending")
         return SOON_S
@@ -218,17 +207,13 @@ class ModelKind:
             if body is None:
                 return None
             seen = await self._observe(key, body)
-            plan = decide(seen)
             try:
-                await self._act(body, plan, seen.model)
+                plan = await self._carry_out(decide, seen, body, seen.model)
             except ApiError as error:
-                if error.refuses:
-                    await self._act(body, decide(replace(seen, refused=str(error))), seen.model)
                 if not error.namespace_ends:
                     raise
                 # The namespace takes no new Job. The bytes stay in the store, whose end is its Datastore's matter.
-                plan = decide(replace(seen, namespace_ends=True))
-                await self._act(body, plan, seen.model)
+                plan = await self._carry_out(decide, replace(seen, namespace_ends=True), body, seen.model)
             if not plan.soon:
                 return _again(plan, waits=(plan.status or {}).get("phase") in ("Pending", "Deleting"))
             if not (plan.create or plan.apply or plan.delete or plan.finalizer or plan.model_status):
@@ -344,6 +329,19 @@ class ModelKind:
                 container = pod["spec"]["containers"][0]
                 self._image = container["image"], container.get("imagePullPolicy", "IfNotPresent")
         return self._image
+
+    async def _carry_out(
+        self, decide_on: Callable[[Seen], Plan], seen: Seen, body: Raw, model: Raw | None = None
+    ) -> Plan:
+        """Decide and act, and return the plan. What the API server refuses is told in the status, and raised."""
+        plan = decide_on(seen)
+        try:
+            await self._act(body, plan, model)
+        except ApiError as error:
+            if error.refusal:
+                await self._act(body, decide_on(replace(seen, refused=error.refusal)), model)
+            raise
+        return plan
 
     async def _act(self, body: Raw, plan: Plan, model: Raw | None = None) -> None:
         """Carry out a plan for this object. model: the Model whose status the plan may change, too."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, refusal, store_name
+from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
 from datastore.controller.models.job import Role, condition, ended, reached, request_in, wanted_job
 from datastore.controller.models.status import model_status, with_conditions
 from datastore.controller.runtime.conditions import Event, Finding
@@ -44,7 +44,7 @@ def decide_model(seen: ObservedModel) -> Plan:
     if "deletionTimestamp" in model["metadata"]:
         return Plan()
     if seen.refused:
-        return _told(seen, REFUSED, refusal(seen.refused))
+        return _told(seen, REFUSED, seen.refused)
     wanted = wanted_of(model, seen.servings)
     if job is not None and "deletionTimestamp" in job["metadata"]:
         return Plan(soon=True)

@@ -57,9 +57,11 @@ class ApiError(Exception):
         return self.status == 403 and "being terminated" in str(self)
 
     @property
-    def refuses(self) -> bool:
-        """Whether the object is refused until a person changes something: a quota, a limit, a policy, or the object."""
-        return self.status in (400, 403, 422) and not self.namespace_ends
+    def refusal(self) -> str:
+        """What to tell if a person has to change something: a quota, a limit, a policy, or the object; else ''."""
+        if self.status not in (400, 403, 422) or self.namespace_ends:
+            return ""
+        return f"the cluster does not accept what is needed, and is asked again: {self}"
 
 
 class Unavailable(Exception):

@@ -51,7 +51,7 @@ class Observed:
     image: Image
     now: str
     refused: str = ""
-    """Why the API server refused what the last plan would have made."""
+    """What to tell of the API server's refusal of what the last plan would have made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,8 @@ def decide(observed: Observed) -> Plan:
                 observed, spec, target, pods, Finding(type="Ready", status="False", reason="NameTaken", message=text)
             )
     if observed.refused:
-        text = f"the cluster does not accept what is needed, and is asked again: {observed.refused}"
-        return _told(
-            observed, spec, target, pods, Finding(type="Ready", status="False", reason="Refused", message=text)
-        )
+        finding = Finding(type="Ready", status="False", reason="Refused", message=observed.refused)
+        return _told(observed, spec, target, pods, finding)
     plan = _told(observed, spec, target, pods, None)
     obsolete = observed.autoscaler if scaling is None else None
     return Plan(

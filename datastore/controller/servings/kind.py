@@ -90,8 +90,8 @@ class ServingKind:
             for each in plan.apply:
                 await self._actor.apply(each)
         except ApiError as error:
-            if error.refuses:
-                told = decide(replace(seen, refused=str(error)))
+            if error.refusal:
+                told = decide(replace(seen, refused=error.refusal))
                 await self._actor.tell(serving, told.status, told.events)
             raise
         for obsolete in plan.delete:
