@@ -10,6 +10,7 @@ says otherwise), else InvalidRequest. Their texts contain the server's message.
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from datastore.errors import (
     NotFound,
     Unreachable,
 )
+from datastore.tls import judged_alike
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient, Configuration
@@ -207,9 +209,20 @@ def _configuration() -> Configuration:
 
 
 def _client(configuration: Configuration) -> ApiClient:
+    """Return the library's client, with a TLS context of ours. Errors: InvalidManifest."""
+    import urllib3
     from kubernetes.client import ApiClient
 
-    return ApiClient(configuration)
+    try:
+        tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidManifest(f"the certificate authority of the cluster can't be read: {error}") from None
+    if not configuration.verify_ssl:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        urllib3.disable_warnings()  # the kubeconfig says so: kubectl does not warn of each request either
+    made = ApiClient(configuration)
+    made.rest_client.pool_manager.connection_pool_kw["ssl_context"] = judged_alike(tls)
+    return made
 
 
 def _object(content: bytes) -> Object:

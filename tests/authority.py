@@ -47,17 +47,22 @@ class Identity:
 
 
 class Authority:
-    """Makes keys and certificates in `folder`: NAME.crt and NAME.key; its own are ca.crt and ca.key."""
+    """Makes keys and certificates in `folder`: NAME.crt and NAME.key; its own are ca.crt and ca.key.
 
-    def __init__(self, folder: Path, name: str = "test-authority") -> None:
+    signer: the authority that signs this one's certificate; None: itself. Like many private authorities, it writes no
+    key identifiers.
+    """
+
+    def __init__(self, folder: Path, name: str = "test-authority", signer: Authority | None = None) -> None:
         self._folder = folder
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._begin = datetime.datetime.now(datetime.UTC) - DRIFT
         usage = _usage(signs_certificates=True)
-        builder = self._builder(self._name, self._key.public_key(), VALIDITY).add_extension(usage, critical=True)
+        by = signer or self
+        builder = by._builder(self._name, self._key.public_key(), VALIDITY).add_extension(usage, critical=True)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        self._save("ca", self._key, builder.sign(self._key, hashes.SHA256()))
+        self._save("ca", self._key, builder.sign(by._key, hashes.SHA256()))
 
     def issue(self, name: str, subject: Subject, *, validity: datetime.timedelta = VALIDITY) -> Identity:
         """Make NAME.crt and NAME.key. validity: counted from DRIFT before the authority was made."""

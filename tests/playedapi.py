@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+
+from tests.authority import Identity
 
 Object = dict[str, Any]
 
@@ -45,12 +49,14 @@ class PlayedApi:
         rest = {"continue": str(first + self.page)} if len(found) > first + self.page else {}
         return 200, {"items": found[first : first + self.page], "metadata": rest}
 
-    def kubeconfig(self, directory: Path, namespace: str = "team", **user: Any) -> Path:
-        """Write a kubeconfig for this server and return its path."""
+    def kubeconfig(
+        self, directory: Path, namespace: str = "team", *, trust: Mapping[str, Any] = MappingProxyType({}), **user: Any
+    ) -> Path:
+        """Write a kubeconfig for this server and return its path. trust: what the cluster's entry says of TLS."""
         document = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
-            "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.url, **trust}}],
             "users": [{"name": "u", "user": user or {"token": "of-the-user"}}],
         }
         path = directory / "kubeconfig"
@@ -67,8 +73,8 @@ def merged(present: Any, change: Any) -> Any:
 
 
 @contextmanager
-def played_api() -> Iterator[PlayedApi]:
-    """Run the server on a port of its own."""
+def played_api(identity: Identity | None = None) -> Iterator[PlayedApi]:
+    """Run the server on a port of its own, over TLS if it has an identity."""
     api = PlayedApi()
 
     class Page(BaseHTTPRequestHandler):
@@ -93,6 +99,11 @@ def played_api() -> Iterator[PlayedApi]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
     server.daemon_threads = True
     api.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if identity is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(identity.certificate, identity.key)
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        api.url = api.url.replace("http", "https")
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     serving.start()
     try:

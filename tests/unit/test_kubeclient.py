@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from datastore.api.resources import DATASTORES, NODES, PODS
-from datastore.errors import AccessDenied, CredentialsInvalid, DatastoreError, InvalidRequest, Unreachable
+from datastore.errors import (
+    AccessDenied,
+    CredentialsInvalid,
+    DatastoreError,
+    InvalidManifest,
+    InvalidRequest,
+    Unreachable,
+)
 from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, in_cluster, of_context
+from tests.authority import HERE, Authority
 from tests.playedapi import PlayedApi, played_api
 
 TEAM = "/apis/datastore.dev/v1alpha1/namespaces/team/datastores"
@@ -39,6 +47,26 @@ def test_an_object_is_found_in_the_contexts_namespace_or_another(api: PlayedApi,
     assert client.get(DATASTORES, "digits") == {"spec": {}}
     assert client.get(DATASTORES, "digits", namespace="other") is None
     assert api.authorization == "Bearer of-the-user"
+
+
+def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an authority that writes no key identifiers, as those of old clusters; from Python 3.13 on that is refused by
+    default."""
+    identity = Authority(tmp_path).issue("api", HERE)
+    with played_api(identity) as api:
+        api.objects[f"{TEAM}/digits"] = {"spec": {}}
+
+        def found(**trust: object) -> object:
+            return logged_in(api.kubeconfig(tmp_path, trust=trust), monkeypatch).get(DATASTORES, "digits")
+
+        known = {"certificate-authority": str(identity.authority)}
+        assert found(**known) == {"spec": {}}
+        assert found(**{"insecure-skip-tls-verify": True}) == {"spec": {}}
+        with pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):
+            found()
+        identity.authority.write_text("no certificate")
+        with pytest.raises(InvalidManifest, match="the certificate authority of the cluster can't be read"):
+            found(**known)
 
 
 def test_all_pages_of_a_list_come(api: PlayedApi, client: KubeClient) -> None:
@@ -112,7 +140,7 @@ def test_a_pod_logs_in_with_its_service_account(api: PlayedApi, tmp_path: Path) 
     (tmp_path / "namespace").write_text("system\n")
     with pytest.raises(DatastoreError, match="can't be used: Service certification file does not exist"):
         in_cluster(inside, tmp_path)
-    (tmp_path / "ca.crt").write_text("-")
+    Authority(tmp_path)  # writes ca.crt
     assert in_cluster({}, tmp_path) is None
     client = in_cluster(inside, tmp_path)
     assert client is not None

@@ -7,13 +7,15 @@ goes to one plain function, which takes it into an informer store and puts a key
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import kopf
 
 from datastore.api.resources import Resource
+from datastore.tls import judged_alike
 
 log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
@@ -27,6 +29,13 @@ class Watch:
     tell: Callable[[Raw], None]
     labels: str = ""
     fields: str = ""
+
+
+class Login(kopf.ConnectionInfo):
+    """A login whose TLS context is judged_alike()."""
+
+    def as_ssl_context(self) -> ssl.SSLContext:
+        return judged_alike(super().as_ssl_context())
 
 
 def registry(watches: Sequence[Watch]) -> kopf.OperatorRegistry:
@@ -63,8 +72,9 @@ def operator_settings(watches: Sequence[Watch]) -> kopf.OperatorSettings:
 def _login(**_: object) -> kopf.ConnectionInfo | None:
     """Log in by the pod's service account, else KUBECONFIG, like our own requests."""
     settings = kopf.OperatorSettings()
-    pod = kopf.login_with_service_account(logger=log, settings=settings)
-    return pod or kopf.login_with_kubeconfig(logger=log, settings=settings)
+    found = kopf.login_with_service_account(logger=log, settings=settings)
+    found = found or kopf.login_with_kubeconfig(logger=log, settings=settings)
+    return None if found is None else Login(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def _handler(tell: Callable[[Raw], None]) -> Any:

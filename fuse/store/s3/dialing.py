@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from datastore.errors import DeadlineExceeded, EndpointNotAllowed, InvalidRequest, Unreachable
+from datastore.tls import judged_alike
 
 from ...loop import now
 from .errors import connection_words, one_line
@@ -56,7 +57,7 @@ def trust(ca_bundle: str = "") -> ssl.SSLContext:
     """Return a TLS context that trusts the system's roots, and those of `ca_bundle` (PEM). Errors: InvalidRequest."""
     if not ca_bundle:
         return _system_trust()
-    context = ssl.create_default_context()
+    context = judged_alike(ssl.create_default_context())
     try:
         context.load_verify_locations(cadata=ca_bundle)
     except (ssl.SSLError, ValueError) as error:
@@ -68,7 +69,7 @@ def trust(ca_bundle: str = "") -> ssl.SSLContext:
 @lru_cache(maxsize=1)
 def _system_trust() -> ssl.SSLContext:
     """Shared, since the system's roots take 0.8 MiB in each context, and a controller has many clients."""
-    return ssl.create_default_context()
+    return judged_alike(ssl.create_default_context())
 
 
 def proxy_for(host: str, *, secure: bool) -> Proxy | None:

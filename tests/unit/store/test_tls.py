@@ -278,6 +278,31 @@ def test_a_handshake_that_does_not_end_is_given_up(to: To) -> None:
         assert time.monotonic() - began < PATIENCE_S
 
 
+class TestWhoIsTrusted:
+    def answered(self, transports: Transports, identity: Identity, bundle: str) -> bool:
+        with ScriptedServer([http(200)], identity) as server:
+            return transports.to(server.port, tls=trust(bundle)).ask(GET).status == 200
+
+    def test_an_authority_that_writes_no_key_identifiers(
+        self, identity: Identity, transports: Transports, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """From Python 3.13 on its certificates are refused by default, which is played here."""
+        made = ssl.create_default_context
+
+        def strict() -> ssl.SSLContext:
+            context = made()
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
+            return context
+
+        monkeypatch.setattr(ssl, "create_default_context", strict)
+        assert self.answered(transports, identity, identity.authority.read_text())
+
+    def test_an_authority_in_between_whose_root_is_not_trusted(self, transports: Transports, tmp_path: Path) -> None:
+        (tmp_path / "root").mkdir()
+        between = Authority(tmp_path, "between", Authority(tmp_path / "root", "root"))
+        assert self.answered(transports, between.issue("server", HERE), (tmp_path / "ca.crt").read_text())
+
+
 class TestWhatIsSaid:
     """Whose certificate is not right is told why, and what helps."""
 
