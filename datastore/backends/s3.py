@@ -16,7 +16,7 @@ from datastore.api.source import S3Location
 from datastore.api.status import Capabilities
 from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, Released
 from datastore.backends.s3copy import Limits, copy
-from datastore.backends.s3probe import capabilities
+from datastore.backends.s3probe import PROBE, capabilities
 from datastore.backends.stores import Stores
 from datastore.errors import AlreadyExists, BucketNotFound, NotFound, StoreError
 from datastore.fuse.store.base import ByteRange, ListedObject, WriteOptions
@@ -72,7 +72,7 @@ class S3Backend:
                 made_bucket = isinstance(error, BucketNotFound)
                 page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
             owner = self._claim(store, page.objects, made_bucket=made_bucket)
-            counted = None if page.next_token else _count(page.objects, self._marker)
+            counted = None if page.next_token else _count(page.objects)
             return Ensured(source=replace(self._location, credentials=None), owner=owner, measured=counted)
 
     def owner(self) -> Owner:
@@ -94,7 +94,7 @@ class S3Backend:
             for number, listed in enumerate(_pages(store, self._location.prefix)):
                 if number >= USAGE_PAGES:
                     return None
-                counted = _count(listed, self._marker)
+                counted = _count(listed)
                 objects, size_bytes = objects + counted.objects, size_bytes + counted.size_bytes
         return Measured(objects=objects, size_bytes=size_bytes)
 
@@ -207,6 +207,7 @@ def _pages(store: BlockingStore, prefix: str) -> Iterator[Sequence[ListedObject]
         last = page.objects[-1].key
 
 
-def _count(listed: Sequence[ListedObject], marker: str) -> Measured:
-    counted = [each for each in listed if each.key != marker]
+def _count(listed: Sequence[ListedObject]) -> Measured:
+    """Count what users stored: no marker and no trial, be it of this Datastore or of another one in the same bucket."""
+    counted = [each for each in listed if each.key.rpartition("/")[2] != MARKER and f"/{PROBE}" not in f"/{each.key}"]
     return Measured(objects=len(counted), size_bytes=sum(each.size for each in counted))

@@ -170,6 +170,16 @@ def test_usage_counts_everything_but_the_marker(world: World) -> None:
     assert backend.ensure().measured is None, "more than a page is not counted on the way"
 
 
+def test_usage_is_of_what_users_stored_where_other_datastores_share_the_bucket(world: World) -> None:
+    """Their markers, and what they try at the moment, are nobody's data."""
+    world.backend("other").ensure()
+    world.put(".datastore.probe-0123/", ".datastore.probe-0123/a", "a/.datastore.probe-4567/b", MARKER)
+    whole = world.backend(location=S3Location(bucket="b"))
+    assert whole.ensure().measured == whole.usage() == Measured(objects=0, size_bytes=0)
+    world.put("a/x", "a/x.datastore.probe-y")
+    assert whole.ensure().measured == whole.usage() == Measured(objects=2, size_bytes=4)
+
+
 def test_datastores_of_a_bucket_share_a_client_and_few_are_open() -> None:
     opened: list[str] = []
     closed: list[str] = []
