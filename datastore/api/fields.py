@@ -186,6 +186,11 @@ def _number_or_text(pattern: str, **more: Any) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": kinds, "pattern": pattern, "x-kubernetes-int-or-string": True, **more})
 
 
+def _rule(rule: str, message: str) -> dict[str, Any]:
+    """Return what a schema needs for a limit that no pattern expresses well: a CEL rule of the API server."""
+    return {"x-kubernetes-validations": [{"rule": rule, "message": message}]}
+
+
 def _model_name(value: str) -> str:
     if not matches(MODEL_PATTERN, value):
         raise ValueError(f"must have at most 63 lower-case letters, digits and '-', not {value[:80]!r}")
@@ -208,11 +213,7 @@ Alias = Annotated[
     _text_schema(
         ALIAS_PATTERN,
         maxLength=63,
-        **{
-            "x-kubernetes-validations": [
-                {"rule": f"self != '{LATEST}'", "message": f"{LATEST} always means the newest version"}
-            ]
-        },
+        **_rule(f"self != '{LATEST}'", f"{LATEST} always means the newest version"),
     ),
 ]
 Bucket = Annotated[
@@ -222,31 +223,55 @@ Bucket = Annotated[
         BUCKET_PATTERN,
         minLength=3,
         maxLength=63,
-        **{
-            "x-kubernetes-validations": [
-                {
-                    "rule": r"!self.matches('^[0-9]+([.][0-9]+){3}$')",
-                    "message": "must not look like an IP address",
-                }
-            ]
-        },
+        **_rule(r"!self.matches('^[0-9]+([.][0-9]+){3}$')", "must not look like an IP address"),
     ),
 ]
 Prefix = Annotated[str, AfterValidator(_prefix), _text_schema(PREFIX_PATTERN, maxLength=MAX_PREFIX_BYTES)]
-Endpoint = Annotated[str, AfterValidator(_endpoint), _text_schema(ENDPOINT_PATTERN, maxLength=300)]
+Endpoint = Annotated[
+    str,
+    AfterValidator(_endpoint),
+    _text_schema(
+        ENDPOINT_PATTERN,
+        maxLength=300,
+        **_rule(
+            "!isURL(self) || url(self).getPort() == '' || "
+            "(int(url(self).getPort()) >= 1 && int(url(self).getPort()) <= 65535)",
+            "must name a port from 1 to 65535, if any",
+        ),
+    ),
+]
 Region = Annotated[str, AfterValidator(_region), _text_schema(REGION_PATTERN, maxLength=63)]
 DnsName = Annotated[str, AfterValidator(_dns_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
 SecretName = Annotated[str, AfterValidator(_secret_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
 Certificate = Annotated[
     str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN, maxLength=MAX_CERTIFICATE_BYTES)
 ]
-AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095)]
-PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023)]
+_NO_WAY_UP = _rule("!(self + '/').contains('/../')", "must not hold '..'")
+AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095, **_NO_WAY_UP)]
+PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **_NO_WAY_UP)]
 Host = Annotated[str, AfterValidator(_host), _text_schema(HOST_PATTERN, maxLength=253)]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 KnownHosts = Annotated[str, AfterValidator(_known_hosts), _text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]
 Line = Annotated[str, AfterValidator(_one_line), _text_schema(minLength=1, maxLength=253)]
 SizeBytes = Annotated[
-    int, BeforeValidator(_quantity), _number_or_text(QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1), maxLength=64)
+    int,
+    BeforeValidator(_quantity),
+    _number_or_text(
+        QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1),
+        maxLength=64,
+        **_rule("quantity(string(self)).isGreaterThan(quantity('0'))", "must be more than 0"),
+    ),
 ]
-Seconds = Annotated[float, BeforeValidator(_duration), _number_or_text(DURATION_PATTERN, maxLength=64)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(_duration),
+    _number_or_text(
+        DURATION_PATTERN,
+        maxLength=64,
+        **_rule(
+            "type(self) == int ? self >= 0 && self <= 86400 : "
+            "duration(self.matches('[a-z]$') ? self : self + 's') <= duration('24h')",
+            "must be from 0 to 24h",
+        ),
+    ),
+]

@@ -1,11 +1,13 @@
-"""What the API server itself refuses, mostly of models, before any controller looks: the CEL rules of the CRDs."""
+"""What the API server itself refuses, before any controller looks: the limits and CEL rules of the CRDs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from datastore.api.datastore import Datastore
 from tests.cluster.cluster import Cluster
 from tests.cluster.kube import Kube, KubeError
 from tests.cluster.layout import REPOSITORY
@@ -57,6 +59,54 @@ SERVING = {"model": "digits", "alias": "prod", "replicas": 2}
 def test_a_wrong_object_is_refused(kube: Kube, kind: str, name: str, spec: dict[str, Any], words: str) -> None:
     with pytest.raises(KubeError, match=words):
         kube.apply(made(kind, name, spec), namespace=SPACE)
+
+
+A_BUCKET = {"s3": {"bucket": "digits"}}
+
+
+@promise("S-204")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"s3": {"bucket": "digits", "endpoint": "http://s3:99999"}}, "spec.s3.endpoint.*a port from 1 to 65535"),
+        ({"s3": {"bucket": "digits", "endpoint": "https://[::1]:0/"}}, "spec.s3.endpoint.*a port from 1 to 65535"),
+        ({"sftp": {"host": "h", "path": "/a", "port": 99999}}, "spec.sftp.port"),
+        ({"local": {"path": "/a/../b"}}, r"spec.local.path.*must not hold '\.\.'"),
+        ({"glusterfs": {"servers": ["h"], "volume": "v", "path": "/.."}}, "spec.glusterfs.path.*must not hold"),
+        ({**A_BUCKET, "capacity": 0}, "spec.capacity.*must be more than 0"),
+        ({**A_BUCKET, "capacity": "0.0Gi"}, "spec.capacity.*must be more than 0"),
+        ({**A_BUCKET, "cache": {"size": "0"}}, "spec.cache.size.*must be more than 0"),
+        ({**A_BUCKET, "metadataTTL": "25h"}, "spec.metadataTTL.*from 0 to 24h"),
+        ({**A_BUCKET, "metadataTTL": "86400.5"}, "spec.metadataTTL.*from 0 to 24h"),
+        ({**A_BUCKET, "metadataTTL": 86401}, "spec.metadataTTL.*from 0 to 24h"),
+        ({**A_BUCKET, "metadataTTL": -1}, "spec.metadataTTL.*from 0 to 24h"),
+        ({**A_BUCKET, "writeBack": {"maxDelay": "23h61m"}}, "spec.writeBack.maxDelay.*from 0 to 24h"),
+    ],
+)
+def test_a_value_beyond_its_limits_is_refused_at_once(kube: Kube, spec: dict[str, Any], words: str) -> None:
+    with pytest.raises(KubeError, match=words):
+        kube.apply(made("Datastore", "d", spec), namespace=SPACE)
+    with pytest.raises(ValidationError):
+        Datastore.model_validate(made("Datastore", "d", spec))
+
+
+@promise("S-204")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"s3": {"bucket": "digits", "endpoint": "https://[::1]:65535/"}},
+        {"s3": {"bucket": "digits", "endpoint": "http://s3_1"}},
+        {"local": {"path": "/a/..b"}},
+        {**A_BUCKET, "capacity": 1, "metadataTTL": 86400},
+        {**A_BUCKET, "capacity": "+.5Gi", "metadataTTL": "24h"},
+        {**A_BUCKET, "capacity": "1e3", "metadataTTL": "0"},
+        {**A_BUCKET, "metadataTTL": "1h30m0.5s", "writeBack": {"maxDelay": "250ms"}},
+    ],
+)
+def test_a_value_within_its_limits_is_taken(kube: Kube, spec: dict[str, Any]) -> None:
+    Datastore.model_validate(made("Datastore", "d", spec))
+    kube.apply(made("Datastore", "d", spec), namespace=SPACE)
+    kube.delete("datastore", "d", namespace=SPACE)
 
 
 @promise("S-47")
