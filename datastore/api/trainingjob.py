@@ -7,6 +7,7 @@ The CRD and docs/reference/trainingjob.md are generated from these models, as fo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -42,6 +43,9 @@ CONDITION_TYPES = (
 DEFAULT_BACKOFF_LIMIT = 6
 DEFAULT_EVALUATOR_GRACE_S = 600
 DEFAULT_START_DEADLINE_S = 600
+_OF_THE_POD = frozenset({"fsGroup", "fsGroupChangePolicy"})
+"""Fields of a security context that Kubernetes has in the pod's only."""
+_HARMLESS = frozenset({"runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootFilesystem", *_OF_THE_POD})
 _NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 _ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _SUB_PATH_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
@@ -276,8 +280,9 @@ class PodTemplate(Part):
     )
     security_context: AsInAPod | None = Field(
         None,
-        description="Security context, as in a container. Refused in a Serving; in a TrainingJob the administrator "
-        "must allow fields that give more rights.",
+        description="Security context, as in a container, and fsGroup as in a pod: a user who is not root needs it to "
+        "write to a bucket. Fields that give more rights are refused in a Serving, and in a TrainingJob unless the "
+        "administrator allows them.",
     )
     service_account_name: DnsName | None = Field(
         None,
@@ -289,6 +294,32 @@ class PodTemplate(Part):
         description="Use the network of the node. Refused in a Serving, and in a TrainingJob unless the "
         "administrator allows it.",
     )
+
+    @property
+    def pod_context(self) -> dict[str, Any]:
+        """The fields of securityContext that are the pod's."""
+        return {name: value for name, value in (self.security_context or {}).items() if name in _OF_THE_POD}
+
+    @property
+    def container_context(self) -> dict[str, Any]:
+        """The fields of securityContext that are the container's."""
+        return {name: value for name, value in (self.security_context or {}).items() if name not in _OF_THE_POD}
+
+    @property
+    def more_rights(self) -> list[str]:
+        """The fields of securityContext that give more rights than an image has by itself."""
+        return [name for name, value in (self.security_context or {}).items() if not _is_harmless(name, value)]
+
+
+def _is_harmless(field: str, value: Any) -> bool:
+    """Return whether a securityContext field only takes rights away, as Pod Security's level restricted demands."""
+    if field in _HARMLESS or value is None:
+        return True
+    if field in ("privileged", "allowPrivilegeEscalation"):
+        return value is False
+    if field == "capabilities":
+        return isinstance(value, Mapping) and set(value) <= {"drop"}
+    return field == "seccompProfile" and isinstance(value, Mapping) and value.get("type") in ("RuntimeDefault",)
 
 
 class Role(Part):

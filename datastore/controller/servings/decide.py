@@ -122,7 +122,7 @@ def _spec(serving: Raw) -> ServingSpec:
         refused = {
             "serviceAccountName": template.service_account_name is not None,
             "hostNetwork": template.host_network,
-            "securityContext": template.security_context is not None,
+            **{f"securityContext.{name}": True for name in template.more_rights},
             "volumes with hostPath": any("hostPath" in each for each in template.volumes),
         }
         for name, given in refused.items():

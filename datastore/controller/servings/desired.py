@@ -68,6 +68,7 @@ def deployment(serving: Raw, spec: ServingSpec, target: Target, image: Image, pr
             pod |= {name: given[name]} if name in given else {}
         for name in ("schedulerName", "runtimeClassName"):
             pod |= {name: given[name]} if name in given else {}
+        pod |= {"securityContext": context} if (context := template.pod_context) else {}
         more_labels, annotations = dict(template.labels), dict(template.annotations)
     return _of(serving, "apps/v1", "Deployment", {
         "replicas": replicas(spec, present),
@@ -185,7 +186,7 @@ def _serving(spec: ServingSpec, target: Target) -> JSON:
         # The kubelet's own sleep works for every image, also for one without a shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": SETTLE_S}}},
         **({"resources": spec.resources.model_dump(by_alias=True, exclude_defaults=True)} if spec.resources else {}),
-        "securityContext": {"allowPrivilegeEscalation": False},
+        "securityContext": {**(template.container_context if template else {}), "allowPrivilegeEscalation": False},
         "volumeMounts": [
             {
                 "name": VOLUME,

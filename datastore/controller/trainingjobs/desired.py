@@ -156,6 +156,8 @@ def _pod(job: TrainingJob, topology: Topology, role: RoleName, claims: Mapping[s
     spec: JSON = {
         name: dumped[name] for name in (*copied, "runtimeClassName", "serviceAccountName") if dumped.get(name)
     }
+    if context := template.pod_context:
+        spec["securityContext"] = context
     if "serviceAccountName" not in spec:
         spec["automountServiceAccountToken"] = False
     if template.host_network:
@@ -216,7 +218,7 @@ def _container(job: TrainingJob, topology: Topology, role: RoleName, mounts: lis
     optional = {
         "workingDir": job.spec.working_dir,
         "imagePullPolicy": template.image_pull_policy,
-        "securityContext": template.security_context,
+        "securityContext": template.container_context,
     }
     return made | {name: value for name, value in optional.items() if value}
 
@@ -302,8 +304,9 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
         "readinessProbe": {"exec": {"command": ["python3", "-c", reached]}, "timeoutSeconds": 10, "periodSeconds": 2},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    chosen = {"imagePullPolicy": template.image_pull_policy, "securityContext": template.security_context}
+    chosen = {"imagePullPolicy": template.image_pull_policy, "securityContext": template.container_context}
     spec = {name: dumped[name] for name in ("nodeSelector", "tolerations", "imagePullSecrets") if dumped.get(name)}
+    spec |= {"securityContext": context} if (context := template.pod_context) else {}
     pod = {
         **spec,
         "restartPolicy": "Never",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Set
+from typing import Literal, get_args
 
 from datastore.api.trainingjob import ROLES, PodTemplate, TrainingJobSpec, role_of
 
 Overlay = Literal["serviceAccountName", "hostNetwork", "hostPath", "privileged"]
 OVERLAYS: tuple[Overlay, ...] = get_args(Overlay)
-_HARMLESS = frozenset({"runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootFilesystem"})
 
 
 def template_of(spec: TrainingJobSpec, role: str) -> PodTemplate:
@@ -40,17 +39,5 @@ def _asked(template: PodTemplate) -> Iterator[tuple[Overlay, str]]:
     for volume in template.volumes:
         if "hostPath" in volume:
             yield "hostPath", f"the hostPath of volume {volume.get('name', '')!s}"
-    for field, value in (template.security_context or {}).items():
-        if not _is_harmless(field, value):
-            yield "privileged", f"securityContext.{field}"
-
-
-def _is_harmless(field: str, value: Any) -> bool:
-    """Return whether a securityContext field only takes rights away, as Pod Security's level restricted demands."""
-    if field in _HARMLESS or value is None:
-        return True
-    if field in ("privileged", "allowPrivilegeEscalation"):
-        return value is False
-    if field == "capabilities":
-        return isinstance(value, Mapping) and set(value) <= {"drop"}
-    return field == "seccompProfile" and isinstance(value, Mapping) and value.get("type") in ("RuntimeDefault",)
+    for field in template.more_rights:
+        yield "privileged", f"securityContext.{field}"

@@ -251,7 +251,8 @@ def test_the_status_says_what_each_pod_really_serves() -> None:
     [
         ({"serviceAccountName": "admin"}, "serviceAccountName"),
         ({"hostNetwork": True}, "hostNetwork"),
-        ({"securityContext": {"privileged": True}}, "securityContext"),
+        ({"securityContext": {"runAsUser": 1, "privileged": True}}, "securityContext.privileged"),
+        ({"securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}, "securityContext.capabilities"),
         ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, "hostPath"),
     ],
 )
@@ -260,6 +261,16 @@ def test_a_template_that_would_give_pods_more_rights_is_refused(template: dict[s
     assert plan.apply == ()
     assert conditions(plan)["Degraded"] == ("True", "TemplateRefused")
     assert word in plan.status["message"]
+
+
+@promise("S-414")
+def test_a_template_may_take_rights_away() -> None:
+    """As Pod Security's level restricted asks for; otherwise no Serving could be in such a namespace."""
+    context = {"runAsNonRoot": True, "runAsUser": 1000, "capabilities": {"drop": ["ALL"]}}
+    template = {"securityContext": {**context, "allowPrivilegeEscalation": None, "fsGroup": 2000}}
+    pod = made(decide(seen({**SPEC, "template": template})))["Deployment"]["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {"fsGroup": 2000}
+    assert pod["containers"][0]["securityContext"] == {**context, "allowPrivilegeEscalation": False}
 
 
 @promise("S-414")

@@ -570,9 +570,24 @@ def test_a_template_asks_for_no_more_than_the_administrator_allows(template: str
 def test_a_template_may_take_rights_away() -> None:
     """As Pod Security's level restricted asks for."""
     context = "{runAsNonRoot: true, runAsUser: 1000, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, "
-    context += "seccompProfile: {type: RuntimeDefault}, readOnlyRootFilesystem: true, privileged: false}"
+    context += "seccompProfile: {type: RuntimeDefault}, readOnlyRootFilesystem: true, privileged: false, fsGroup: 1}"
     spec = TrainingJob.model_validate(body(f"template: {{securityContext: {context}}}")).spec
     assert overlay.refusal(spec, frozenset()) == ""
+
+
+@promise("S-353")
+def test_a_user_who_is_not_root_may_write_by_an_fs_group() -> None:
+    """Kubernetes has it in the security context of the pod; all the rest is the container's."""
+    context = "securityContext: {runAsUser: 1000, fsGroup: 2000, fsGroupChangePolicy: OnRootMismatch}"
+    world = World(f"{DATA}, template: {{{context}}}, tensorboard: {{datastore: digits}}")
+    world.datastores = {"digits": READY}
+    world.settle()
+    world.run_all()
+    world.settle()
+    for made in (world.jobs["master"], world.the_board()):
+        pod = made["spec"]["template"]["spec"]
+        assert pod["securityContext"] == {"fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch"}
+        assert pod["containers"][0]["securityContext"] == {"runAsUser": 1000}
 
 
 @promise("S-345")
