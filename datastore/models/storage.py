@@ -8,6 +8,7 @@ Errors: StoreError; NotFound, AlreadyExists and PreconditionFailed mean the same
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, NewType, Protocol, Self
@@ -213,6 +214,15 @@ def leads_inside(path: str, target: str) -> bool:
     return True
 
 
+def has_mode(entry: Entry, found: int) -> bool:
+    """Return whether a file or directory has the mode with which it was saved.
+
+    For pods with an fsGroup, the group is shown with the owner's rights (S-83), on a disk also for good.
+    """
+    in_group = entry.mode | (entry.mode & stat.S_IRWXU) >> 3 | (stat.S_ISGID if entry.kind == "directory" else 0)
+    return found in (entry.mode, in_group)
+
+
 def differences(where: str, entries: Sequence[Entry], nodes: Sequence[Node]) -> Iterator[str]:
     """Yield a text for people for each difference between the entries and what a scan found."""
     found = {node.path: node for node in nodes}
@@ -231,7 +241,7 @@ def differences(where: str, entries: Sequence[Entry], nodes: Sequence[Node]) -> 
             yield f"{at}: has {node.size:,} bytes now, and was saved with {entry.size:,} and sha256 {entry.sha256}"
         elif node.target != entry.target:
             yield f"{at}: leads to {node.target} now, and was saved as a link to {entry.target}"
-        elif entry.kind == "directory" and node.mode not in (None, entry.mode):
+        elif entry.kind == "directory" and node.mode is not None and not has_mode(entry, node.mode):
             yield f"{at}: has mode {node.mode:04o} now, and was saved with {entry.mode:04o}"
     for path in found:
         yield f"{where}/{path}: was not saved, somebody else put it there"

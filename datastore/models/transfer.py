@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from datastore.models.errors import SourceInvalid, VersionDamaged
 from datastore.models.manifest import Entry
 from datastore.models.progress import Progress
-from datastore.models.storage import Body, Node, Piece, ReadableTree, Tree, chunk_bytes
+from datastore.models.storage import Body, Node, Piece, ReadableTree, Tree, chunk_bytes, has_mode
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class Transfer:
         where = f"{tree.location}/{entry.path}"
         if (found := sha256.hexdigest()) != entry.sha256:
             raise VersionDamaged(f"{where}: was saved with sha256 {entry.sha256}, and has {found} now")
-        if mode != stat.S_IFREG | entry.mode:
+        if not stat.S_ISREG(mode) or not has_mode(entry, stat.S_IMODE(mode)):
             raise VersionDamaged(f"{where}: was saved with mode {entry.mode:04o}, and has {stat.S_IMODE(mode):04o} now")
         self.progress.count(1, 0)
 

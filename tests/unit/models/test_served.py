@@ -47,6 +47,24 @@ def test_one_flipped_bit_is_refused_with_its_path_and_both_digests(store: Path) 
     assert text.startswith(f"digits/1/{entry.path}: was saved with sha256 {entry.sha256}, and has ")
 
 
+@promise("S-411")
+def test_a_version_that_is_shown_to_pods_with_an_fs_group_is_whole(store: Path) -> None:
+    """S-83: the group may do what the owner may. A mode that another change made is damage as before."""
+    entries = [each for each in Models(DirectoryStorage(store)).manifest("digits", 1).entries if each.kind != "symlink"]
+    for entry in entries:
+        mode = entry.mode | (entry.mode & 0o700) >> 3
+        (store / "digits" / "1" / entry.path).chmod(mode | (0o2000 if entry.kind == "directory" else 0))
+    assert run(store)[0] == 0
+
+    for entry in (next(each for each in entries if each.kind == kind) for kind in ("file", "directory")):
+        at = store / "digits" / "1" / entry.path
+        shown = at.stat().st_mode & 0o7777
+        at.chmod(shown ^ 0o001)
+        code, text = run(store)
+        assert (code, text.split(":")[0]) == (served.DAMAGED, f"digits/1/{entry.path}")
+        at.chmod(shown)
+
+
 def test_a_version_that_is_not_there_is_told(store: Path) -> None:
     code, text = run(store, "digits:2")
     assert code == served.UNREADABLE
