@@ -140,7 +140,8 @@ def _provision(observed: Observed, effective: EffectiveSpec) -> Plan:
         text = f"PersistentVolumeClaim {effective.name} exists and was not made for this Datastore; rename one of them"
         return _told(observed, Finding(type="Provisioned", status="False", reason="NameTaken", message=text))
     if "deletionTimestamp" in here["metadata"]:
-        text = f"PersistentVolumeClaim {effective.name} was deleted by hand; a new one follows when no pod uses it"
+        text = f"PersistentVolumeClaim {effective.name} was deleted by hand; a new one follows when no pod uses it: "
+        text += f"`kubectl describe pvc {effective.name}` names those that do (Used By)"
         return _told(observed, Finding(type="Provisioned", status="False", reason="ClaimDeleted", message=text))
     larger = _larger_claim(observed, here, effective)
     applies = [] if plain or (_claim_holds(here, claim) and not larger) else [_claim_patch(here, claim, larger)]

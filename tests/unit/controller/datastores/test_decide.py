@@ -191,6 +191,8 @@ def test_a_claim_that_is_being_deleted_is_told_and_not_touched() -> None:
     plan = decide(seen(claim=claim_of(what, deletionTimestamp=NOW), volume=volume_of(what)))
     assert plan.apply == ()
     assert conditions(plan)["Ready"] == ("False", "ClaimDeleted")
+    ready = next(each for each in plan.status["conditions"] if each["type"] == "Ready")
+    assert "`kubectl describe pvc digits` names those that do" in ready["message"]
 
 
 def test_a_volume_that_somebody_deletes_is_made_anew() -> None:
