@@ -16,6 +16,7 @@ from typing import Literal
 from datastore.api.trainingjob import TrainingJobSpec
 from datastore.training.frameworks import FRAMEWORKS
 from datastore.training.topology import Task, Topology
+from datastore.units import format_count
 
 FIRST_RETRIED_CODE = 128
 MAX_DELAY_S = 60.0
@@ -140,7 +141,7 @@ def decide(policy: RunPolicy, seen: Seen) -> Decision:
 def _again(policy: RunPolicy, seen: Seen, failed: Sequence[TaskState]) -> Decision:
     why = failed[0].failure
     if seen.restarts >= policy.backoff_limit:
-        return Finish(False, "BackoffLimitExceeded", f"{why}, after {seen.restarts} restarts")
+        return Finish(False, "BackoffLimitExceeded", f"{why}, after {format_count(seen.restarts, 'restart')}")
     again = seen.tasks if policy.restart == "all" else failed
     return Restart(tuple(each.task for each in again), restart_delay_s(seen.restarts), why)
 

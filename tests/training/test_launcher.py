@@ -266,7 +266,7 @@ def test_a_replica_that_is_killed_goes_on_from_its_checkpoint(laptop: Laptop) ->
 def test_restarts_end_at_the_limit(laptop: Laptop) -> None:
     laptop.submit(laptop.manifest("hopeless", "  framework: none\n  backoffLimit: 1\n" + shell("kill -9 $$$$")))
     found = laptop.until("hopeless", "Failed", "Succeeded")
-    assert found["status"]["message"] == "master-0 ended with exit code 137, after 1 restarts"
+    assert found["status"]["message"] == "master-0 ended with exit code 137, after 1 restart"
 
 
 @promise("S-325")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from datastore.api.trainingjob import RoleName
+from datastore.cli.console import note
 from datastore.cli.job.drivers import DEFAULT, Name, Namespace
 from datastore.cli.job.following import print_line
 from datastore.training.launchers import existing
@@ -24,7 +25,10 @@ def logs_command(
 ) -> None:
     """Print the logs of a TrainingJob's replicas, while it runs or afterwards."""
     driver, namespace = existing(name, namespace)
-    alone = len(driver.observe(name, namespace).evidence.replicas) == 1 or (role is not None and index is not None)
+    observed = driver.observe(name, namespace)
+    if observed.status.phase in (None, "Pending"):
+        note(f"{name} does not run yet{f': {why}' if (why := observed.status.message) else ''}")
+    alone = len(observed.evidence.replicas) == 1 or (role is not None and index is not None)
     for line in driver.logs(name, namespace, role, index, follow=follow):
         print_line(line, alone)
         if follow:

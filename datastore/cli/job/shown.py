@@ -8,7 +8,7 @@ from typing import Any
 
 from datastore.training.driver import Observed
 from datastore.training.evidence import ReplicaEvidence
-from datastore.units import format_duration, format_size
+from datastore.units import format_count, format_duration, format_size
 
 LIST = ("NAME", "FRAMEWORK", "PHASE", "ROLES", "RESTARTS", "DURATION", "FREED", "WHERE")
 REPLICAS = (
@@ -109,6 +109,6 @@ def progress(observed: Observed, now: datetime) -> str:
     status = observed.status
     parts = [observed.job.name, status.phase or "Pending", duration(status.start_time, status.completion_time or now)]
     parts += [roles(observed)] if status.roles else []
-    parts += [f"{status.restarts} restarts"] if status.restarts else []
+    parts += [format_count(status.restarts, "restart")] if status.restarts else []
     parts += [status.message] if status.message else []
     return " · ".join(part for part in parts if part != "-")

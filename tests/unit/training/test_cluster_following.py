@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from datastore import kubeclient
+from datastore.cli.app import run
 from datastore.cli.job import following
 from datastore.errors import DatastoreError, Unreachable
 from datastore.mounting.signals import watching
@@ -171,3 +172,20 @@ def test_a_save_that_waits_is_told_and_hinders_nothing(
     with watching() as watch:
         assert following.follow(cluster, "digits", "team", watch).finished
     assert capsys.readouterr().err.count("its result is not saved yet: exceeded quota") == 1
+
+
+def test_the_logs_of_a_job_that_does_not_run_yet_say_what_it_waits_for(
+    api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As kubectl does of a pod; no word could be taken for a program that writes nothing."""
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    del api.objects[f"{PODS}/digits-master-0"]
+    api.objects[JOB]["status"] = {"phase": "Pending", "message": "master-0 waits: ImagePullBackOff"}
+    run(["job", "logs", "digits"])
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "digits does not run yet: master-0 waits: ImagePullBackOff\n")
+
+    api.objects[JOB]["status"] = {"phase": "Running"}
+    run(["job", "logs", "digits"])
+    assert capsys.readouterr().err == ""

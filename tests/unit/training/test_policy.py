@@ -136,6 +136,8 @@ def test_the_job_says_what_starts_again_if_it_likes() -> None:
 def test_restarts_are_counted_and_wait_longer_each_time() -> None:
     found = decision(ALL + ", backoffLimit: 2", restarts=2, worker_1=137)
     assert found == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137, after 2 restarts")
+    one = decision(ALL + ", backoffLimit: 1", restarts=1, worker_1=137)
+    assert one == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137, after 1 restart")
     assert [restart_delay_s(count) for count in (0, 1, 2, 5, 6, 1000)] == [1, 2, 4, 32, 60, 60]
 
 
