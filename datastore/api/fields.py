@@ -246,9 +246,9 @@ SecretName = Annotated[str, AfterValidator(_secret_name), _text_schema(DNS_NAME_
 Certificate = Annotated[
     str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN, maxLength=MAX_CERTIFICATE_BYTES)
 ]
-_NO_WAY_UP = _rule("!(self + '/').contains('/../')", "must not hold '..'")
-AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095, **_NO_WAY_UP)]
-PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **_NO_WAY_UP)]
+NO_WAY_UP = _rule("!('/' + self + '/').contains('/../')", "must not hold '..'")
+AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095, **NO_WAY_UP)]
+PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **NO_WAY_UP)]
 Host = Annotated[str, AfterValidator(_host), _text_schema(HOST_PATTERN, maxLength=253)]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 KnownHosts = Annotated[str, AfterValidator(_known_hosts), _text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from datastore.api.datastore import API_VERSION, ObjectMeta
-from datastore.api.fields import AbsolutePath, DnsName, Flag, Line, ModelName, Part, matches
+from datastore.api.fields import NO_WAY_UP, AbsolutePath, DnsName, Flag, Line, ModelName, Part, matches
 from datastore.api.rules import immutable, rules
 from datastore.api.status import Condition, Count, Timestamp
 from datastore.units import QUANTITY_PATTERN, exact_quantity
@@ -92,9 +92,9 @@ def _schedule(value: str) -> str:
     return value
 
 
-def _bounded(pattern: str = "", *, most: int, least: int = 0) -> WithJsonSchema:
+def _bounded(pattern: str = "", *, most: int, least: int = 0, **more: Any) -> WithJsonSchema:
     limits = {"maxLength": most, **({"minLength": least} if least else {}), **({"pattern": pattern} if pattern else {})}
-    return WithJsonSchema({"type": "string", **limits})
+    return WithJsonSchema({"type": "string", **limits, **more})
 
 
 def _anything(value: Any) -> Any:
@@ -118,7 +118,7 @@ Amount = Annotated[
 JobName = Annotated[str, AfterValidator(_name), _bounded(_NAME_PATTERN, most=MAX_NAME)]
 Text = Annotated[str, _bounded(most=65_536)]
 Label = Annotated[str, _bounded(most=253)]
-SubPath = Annotated[str, AfterValidator(_sub_path), _bounded(_SUB_PATH_PATTERN, most=1024)]
+SubPath = Annotated[str, AfterValidator(_sub_path), _bounded(_SUB_PATH_PATTERN, most=1024, **NO_WAY_UP)]
 PathOfJob = Annotated[AbsolutePath, BeforeValidator(_path_of_job)]
 EnvironmentName = Annotated[str, AfterValidator(_environment_name), _bounded(_ENV_PATTERN, most=256, least=1)]
 Schedule = Annotated[str, AfterValidator(_schedule), _bounded(most=128)]

@@ -45,6 +45,8 @@ SERVING = {"model": "digits", "alias": "prod", "replicas": 2}
         ("ModelVersion", "v", {**VERSION, "version": 1}, "exactly one of from"),
         ("ModelVersion", "v", {"model": "Digits", "version": 1}, "spec.model"),
         ("ModelVersion", "v", {**VERSION, "aliases": ["latest"]}, "latest always means the newest version"),
+        ("ModelVersion", "v", {**VERSION, "from": {"datastore": "runs", "path": "../7"}}, "spec.from.path.*'\\.\\.'"),
+        ("ModelVersion", "v", {**VERSION, "from": {"datastore": "runs", "path": "7/.."}}, "spec.from.path.*'\\.\\.'"),
         ("Serving", "s", {"model": "digits"}, "exactly one of version and alias"),
         ("Serving", "s", {**SERVING, "version": 1}, "exactly one of version and alias"),
         ("Serving", "s", {**SERVING, "autoscaling": {"maxReplicas": 2}}, "at most one of replicas and autoscaling"),
