@@ -331,6 +331,6 @@ def _group(present: MountSpec, wanted: MountSpec) -> int | None:
     if present.group is None or wanted.group in {None, present.group}:
         return wanted.group if present.group is None else present.group
     raise Refused(
-        f"{present.name} is mounted on this node for pods with fsGroup {present.group}; this pod has {wanted.group}."
-        " Give the pods of a volume the same fsGroup"
+        f"{present.name} is mounted on this node with fsGroup {present.group}, until the last pod that has it mounted"
+        f" here ends; this pod has {wanted.group}. Give the pods of a volume the same fsGroup, or wait for the others"
     )

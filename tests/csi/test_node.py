@@ -140,10 +140,11 @@ def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, store
     assert as_user(1000, 3000, grouped.target, work) == 0
     assert (grouped.target / "new").stat().st_gid == 3000
     assert stored("of-root/x") == b"x+"
+    grouped.unpublish()
     with pytest.raises(grpc.RpcError) as refused:
         pod("other", group="4000").start()
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "fsGroup 3000" in str(refused.value.details())
+    assert "with fsGroup 3000, until the last pod that has it mounted here ends" in str(refused.value.details())
 
 
 def test_mount_options_choose_the_owner_of_what_has_none(
