@@ -328,9 +328,23 @@ def _patiently(state_dir: Path, request: dict[str, object]) -> Answer:
 
 
 def _group(present: MountSpec, wanted: MountSpec) -> int | None:
+    """Return the group for a mount's files. Errors: Refused.
+
+    Another one takes the place of the present one when no pod has the mount, for the kubelet does not unstage a volume
+    that a pod waits for.
+    """
     if present.group is None or wanted.group in {None, present.group}:
         return wanted.group if present.group is None else present.group
+    if not _is_published(present.mountpoint):
+        return wanted.group
     raise Refused(
         f"{present.name} is mounted on this node with fsGroup {present.group}, until the last pod that has it mounted"
         f" here ends; this pod has {wanted.group}. Give the pods of a volume the same fsGroup, or wait for the others"
     )
+
+
+def _is_published(mountpoint: str) -> bool:
+    """Return whether the mount is also shown at another place than its own, that is to a pod."""
+    table = mountinfo.read()
+    own = table.at(mountpoint)
+    return own is not None and any(each.device == own.device and each.mountpoint != mountpoint for each in table.mounts)

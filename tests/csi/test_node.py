@@ -141,10 +141,17 @@ def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, store
     assert (grouped.target / "new").stat().st_gid == 3000
     assert stored("of-root/x") == b"x+"
     grouped.unpublish()
+    other = pod("other", group="4000")
     with pytest.raises(grpc.RpcError) as refused:
-        pod("other", group="4000").start()
+        other.start()
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "with fsGroup 3000, until the last pod that has it mounted here ends" in str(refused.value.details())
+
+    plain.unpublish()  # the kubelet does not unstage the volume, for `other` waits for it
+    other.start()
+    assert as_user(1000, 4000, other.target, lambda: Path("of-root/y").write_text("y")) == 0
+    assert as_user(1000, 3000, other.target, lambda: Path("of-root/z").write_text("z")) == errno.EACCES
+    assert (other.target / "new").stat().st_gid == 4000
 
 
 def test_mount_options_choose_the_owner_of_what_has_none(
