@@ -325,6 +325,36 @@ def process_of(pod: Manifest) -> psutil.Process:
     raise AssertionError(f"no process of {pod['metadata']['name']}")
 
 
+@promise("S-353")
+def test_a_user_who_is_not_root_writes_to_a_new_datastore_where_pod_security_is_restricted(
+    person: Person, site: Site
+) -> None:
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    person.kube.kubectl("label", "namespace", person.namespace, level)
+    context = {
+        "runAsUser": 1000,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroup": 2000,
+    }
+    spec = {
+        "image": site.image,
+        "command": ["sh", "-c", "id -u; mkdir -p /out/run && echo made > /out/run/x"],
+        "datastores": [{"name": "digits-out", "path": "/out"}],
+        "template": {"imagePullPolicy": site.pull_policy, "securityContext": context},
+    }
+    metadata = {"name": "apart"}
+    job = {"apiVersion": "datastore.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    person.submit(job, *person.data())
+    found = person.phase("apart", "Succeeded", "Failed")
+    said = person.said("logs", "apart")
+    assert (found["status"]["phase"], said) == ("Succeeded", "1000\n")
+    body = boto_client(person.storage.here).get_object(Bucket=person.bucket, Key="digits-out/run/x")["Body"].read()
+    assert body == b"made\n"
+
+
 @promise("S-347", "S-346")
 def test_a_killed_worker_goes_on_from_what_it_saved(person: Person, site: Site) -> None:
     """It finds the master by name, and its logs hold both of its runs; so does one that is evicted.
