@@ -44,7 +44,7 @@ class Caller(NamedTuple):
 
 
 class Attr(NamedTuple):
-    """The attributes that stat(2) shows."""
+    """The attributes that stat(2) shows. used: how many bytes of disk it takes; None: not known, then it is `size`."""
 
     ino: Ino
     mode: int
@@ -57,6 +57,11 @@ class Attr(NamedTuple):
     ctime_ns: int
     rdev: int = 0
     blksize: int = 4096
+    used: int | None = None
+
+    def blocks(self) -> int:
+        """Return st_blocks, in units of 512 bytes."""
+        return ((self.size if self.used is None else self.used) + 511) >> 9
 
 
 class AttrReply(NamedTuple):

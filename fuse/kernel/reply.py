@@ -46,11 +46,11 @@ def _ttl(seconds: float) -> tuple[int, int]:
 
 
 def _attr_fields(attr: Attr) -> tuple[int, ...]:
-    ino, mode, size, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, rdev, blksize = attr
+    ino, mode, size, nlink, uid, gid, atime_ns, mtime_ns, ctime_ns, rdev, blksize, _ = attr
     at, an = divmod(atime_ns, SECOND_NS)
     mt, mn = divmod(mtime_ns, SECOND_NS)
     ct, cn = divmod(ctime_ns, SECOND_NS)
-    return (ino, size, (size + 511) >> 9, at, mt, ct, an, mn, cn, mode, nlink, uid, gid, rdev, blksize, 0)
+    return (ino, size, attr.blocks(), at, mt, ct, an, mn, cn, mode, nlink, uid, gid, rdev, blksize, 0)
 
 
 def entry(unique: int, found: Entry) -> bytes:

@@ -44,8 +44,8 @@ KEPT_LOOKUPS = 10_000
 
 
 def _st(attr: Attr) -> dict[str, int]:
-    told = {f"st_{name.removesuffix('_ns')}": number for name, number in attr._asdict().items()}
-    return {**told, "st_blocks": (attr.size + 511) // 512}
+    told = {f"st_{name.removesuffix('_ns')}": number for name, number in attr._asdict().items() if name != "used"}
+    return {**told, "st_blocks": attr.blocks()}
 
 
 def _caller() -> Caller:

@@ -63,6 +63,8 @@ class Attributes(NamedTuple):
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
+    used: int
+    """The bytes of disk that it takes."""
 
 
 class Found(NamedTuple):
@@ -148,6 +150,7 @@ def _attributes(given: Any) -> Attributes:
         atime_ns=_time_ns(given.atime),
         mtime_ns=_time_ns(given.mtime),
         ctime_ns=_time_ns(given.ctime),
+        used=given.used,
     )
 
 

@@ -175,7 +175,7 @@ class NFSFilesystem(FileServerFilesystem):
         nlink = max(0, given.nlink - 1) if node.hidden else given.nlink  # minus the hidden name, if it still exists
         return Attr(
             node.ino, mode, given.size, nlink, given.uid, gid,
-            given.atime_ns, given.mtime_ns, given.ctime_ns, given.rdev,
+            given.atime_ns, given.mtime_ns, given.ctime_ns, given.rdev, used=given.used,
         )  # fmt: skip
 
     def _entry(self, node: Node, given: Attributes) -> Entry:

@@ -137,6 +137,15 @@ def test_random_writes_maps_and_appends(area: Path, nfs_host: NFSServer, served:
     assert on_the_host(nfs_host, f"{served}/{area.name}") == {"file": digest(bytes(content))}
 
 
+@promise("S-263")
+def test_a_sparse_file_takes_as_many_blocks_as_on_the_host(area: Path, nfs_host: NFSServer, served: str) -> None:
+    with (area / "file").open("wb") as file:
+        file.truncate(64 * MIB)
+        file.write(b"x" * 4096)
+    there = nfs_host.shell(f"stat -c '%b %B' {served}/{area.name}/file").split()
+    assert os.stat(area / "file").st_blocks * 512 == int(there[0]) * int(there[1]) < MIB
+
+
 @promise("S-265")
 def test_removed_and_replaced_files_stay_for_who_has_them_open(area: Path) -> None:
     """The other name cannot be removed either, and goes with the last close."""

@@ -42,6 +42,13 @@ def test_attributes_and_errors_have_the_kernels_shape() -> None:
     assert reply.error(1 << 63 | 5, 2) == struct.pack("<IiQ", 16, -2, 1 << 63 | 5)
 
 
+def test_blocks_are_those_of_the_disk_where_they_are_known() -> None:
+    """And by the size where not."""
+    assert [ATTR._replace(used=used).blocks() for used in (None, 0, 1, 512, 4096)] == [3, 0, 1, 1, 8]
+    frame = reply.attributes(5, AttrReply(ATTR._replace(used=4096), 3.0))
+    assert struct.unpack_from("<3Q", frame, 32) == (7, 1025, 8)
+
+
 def test_a_created_file_answers_with_entry_and_handle() -> None:
     frame = reply.created(5, ENTRY, 77, 2, 0)
     assert frame == struct.pack("<IiQ", 160, 0, 5) + ENTRY_BYTES + ATTR_BYTES + struct.pack("<QIi", 77, 2, 0)
