@@ -128,9 +128,9 @@ def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float, limit_byt
         return answer
 
 
-def status(state_dir: Path) -> Answer:
+def status(state_dir: Path, timeout_s: float = STATUS_TIMEOUT_S) -> Answer:
     """Return the server's status, with each file that is not uploaded. Errors: NotAnswering."""
-    return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S, STATUS_BYTES)
+    return ask(state_dir, {"op": "status"}, timeout_s, STATUS_BYTES)
 
 
 def brief_status(state_dir: Path, timeout_s: float) -> Answer:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import Unsupported
@@ -147,6 +147,19 @@ class _Server(Protocol):
     def location(self) -> object: ...
 
 
+class Kept(NamedTuple):
+    """A file of which the server has not stored all that programs wrote, which is only in this process's memory.
+
+    path: below the mount, or `inode N`; since: Unix time of the oldest of these writes; error: why the server has
+    refused to store them, or ''.
+    """
+
+    path: str
+    bytes: int
+    since: float
+    error: str
+
+
 class FileServerFilesystem:
     """The part of ops.Filesystem that NFS and SFTP share. group: all files are shown with this group, which has the
     owner's permissions; None: they are shown as they are."""
@@ -162,22 +175,22 @@ class FileServerFilesystem:
         self._limiter = Limiter()
 
     def status(self) -> dict[str, object]:
-        """Return what `datastore status` shows. dirty: uncommitted bytes, listed while the server does not
-        answer; inMemory: their sum, as they are on no disk here."""
+        """Return what `datastore status` shows. dirty: see unstored(); inMemory: the sum of these bytes, as they are on
+        no disk here."""
         storage = self.server.metrics.silence.told()
-        kept = self.uncommitted() if storage else []
+        kept = self.unstored(silent=bool(storage))
         return {
             "location": str(self.server.location),
-            "dirty": [{"path": f"inode {ino}", "bytes": size, "error": storage["error"]} for ino, size in kept],
-            "inMemory": sum(size for _, size in kept),
+            "dirty": [{**each._asdict(), "error": each.error or storage.get("error", "")} for each in kept],
+            "inMemory": sum(each.bytes for each in kept),
             "store": self.server.metrics.snapshot(),
             "storage": storage,
             "reconnects": max(0, self.server.reconnects),
             "nodes": len(self._nodes.by_ino),
         }
 
-    def uncommitted(self) -> list[tuple[int, int]]:
-        """Return (inode, bytes that this process wrote and the server has not committed yet) for each such file."""
+    def unstored(self, *, silent: bool) -> list[Kept]:
+        """Return the files that the server has refused to store or, when it is silent, has not stored."""
         return []
 
     def flush_all(self) -> list[str]:

@@ -137,7 +137,7 @@ class MountedStore(Protocol):
     def filesystem(self) -> Filesystem: ...
     def status(self) -> dict[str, object]:
         """Return the state for `datastore status` quickly, without a request to the storage. `dirty`: each file that is
-        not uploaded, with its `bytes` and `error`."""
+        not uploaded, with its `bytes` and `error`. `inMemory`, if there: how many bytes of them are on no disk."""
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Fetch all files below `path` (relative to the mount) into the cache; call `progress` now and then."""
@@ -347,6 +347,7 @@ class Server:
         began, within_s = time.monotonic(), float(request.get("withinSeconds", FLUSH_TIMEOUT_S))
         began = min(began, float(request.get("asked", began)))
         errors = first_of(self.store.flush_all())
+        lost = self.store.status().get("inMemory", 0) if errors else 0
         if not errors and time.monotonic() - began > within_s:
             errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
         if errors and not force:
@@ -360,7 +361,7 @@ class Server:
             return {"ok": force or not errors, "errors": errors, "elsewhere": ", ".join(elsewhere)}
         if not self._ended.wait(END_TIMEOUT_S) and not force:
             errors = [*errors, "unmounted, but requests still run"]
-        return {"ok": force or not errors, "errors": errors}
+        return {"ok": force or not errors, "errors": errors, "inMemory": lost}
 
 
 def _counted(dirty: list[dict[str, Any]]) -> Answer:

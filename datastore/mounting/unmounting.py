@@ -33,6 +33,7 @@ GIVEN_UP_TIMEOUT_S = 2.0
 GONE_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 1.0
 """How long a forced unmount waits to learn what the server has only in memory."""
+_FILES_NAMED = 3
 _POLL_S = 0.02
 
 
@@ -118,6 +119,8 @@ def _finish(record: MountRecord, answer: dict[str, Any], say: Callable[[str], No
                 f"{_later(record)}"
             )
         forget(record)
+        if lost := answer.get("inMemory"):
+            raise _lost(record, f"{format_size(lost)}: {text}")
     elif dirty := dirty_of(record):
         raise _still_mounted(record, text, dirty)
     else:
@@ -161,10 +164,14 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
         )
     forget(record)
     if lost:
-        raise Unsynced(
-            f"{record.mountpoint}: unmounted, but the server had not stored all that programs had written to files that"
-            f" they have open; that is lost: {lost}"
-        )
+        raise _lost(record, lost)
+
+
+def _lost(record: MountRecord, what: str) -> Unsynced:
+    return Unsynced(
+        f"{record.mountpoint}: unmounted, but the server had not stored all that programs had written to files that"
+        f" they have open; that is lost: {what}"
+    )
 
 
 def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
@@ -188,20 +195,26 @@ def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
 
 
 def in_memory(record: MountRecord) -> str:
-    """Return how many bytes are in no place but the memory of the mount's server, and why; '' if there are none."""
+    """Return how many bytes are in no place but the memory of the mount's server, of which files, and why; '' if there
+    are none. The reason is that the storage does not answer, or that it refuses to store them."""
     try:
-        told = controlclient.brief_status(record.state_dir, LOOK_TIMEOUT_S)
+        told = controlclient.status(record.state_dir, LOOK_TIMEOUT_S)
     except controlclient.NotAnswering:
         return ""
-    size = told.get("inMemory")
-    return f"{format_size(size)}: {storage_words(told)}" if isinstance(size, int) and size else ""
+    size, dirty = told.get("inMemory"), told.get("dirty")
+    if not isinstance(size, int) or not size or not isinstance(dirty, list):
+        return ""
+    files = ", ".join(str(each.get("path")) for each in dirty[:_FILES_NAMED])
+    more = f" and {len(dirty) - _FILES_NAMED:,} more" if len(dirty) > _FILES_NAMED else ""
+    return f"{format_size(size)} of {files}{more}: {storage_words(told) or told['unsent']['error']}"
 
 
 def _still_mounted(record: MountRecord, why: str, dirty: list[Any]) -> Unsynced:
     if in_memory(record):
         return Unsynced(
             f"{record.mountpoint}: still mounted, because the server has not stored all that programs wrote: {why}; "
-            f"repeat it when the server answers; `datastore umount --force {record.mountpoint}` unmounts, and loses it"
+            "repeat it when the server can store it; "
+            f"`datastore umount --force {record.mountpoint}` unmounts, and loses it"
         )
     ways = _ways_out(record, dirty, f"`datastore unsent --retry {record.mountpoint}` tries again")
     return Unsynced(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec
@@ -9,6 +10,7 @@ from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
+from ..kernel.device import open_files
 from ..loop import Loop
 from .client import FIRST_CONNECTION_S, Client
 from .filesystem import NFSFilesystem
@@ -40,6 +42,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
         group=spec.group,
         limit=nodes_within(spec.memory_bytes),
         resumed=resumed,
+        named=partial(open_files, spec.mountpoint),
     )
     if resumed:
         client.start()

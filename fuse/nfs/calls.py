@@ -44,7 +44,8 @@ class NFSError(FSError):
     """The server refused a call. repeated: the same request had been sent before, and its answer was lost."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(status if status in SAME else ERRNO.get(status, errno.EIO), f"NFS status {status}")
+        number = status if status in SAME else ERRNO.get(status, errno.EIO)
+        super().__init__(number, f"the NFS server says: {os.strerror(number)} (status {status})")
         self.status = status
         self.repeated = False
 

@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +24,7 @@ from typing import TypeVar
 from datastore.errors import StoreError
 from datastore.logs import fields
 
-from ..fileserver import END_S, NAME_MAX, FileServerFilesystem
+from ..fileserver import END_S, NAME_MAX, FileServerFilesystem, Kept
 from ..loop import Loop
 from ..ops import (
     Attr,
@@ -82,14 +82,25 @@ class NFSFilesystem(FileServerFilesystem):
 
     ttl_s: how long the kernel may cache names and attributes. group: everything is shown as of this group, which may do
     what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died.
+    named: returns the path of each open file that is known, by its inode number, for messages.
     """
 
     _nodes: Nodes
 
     def __init__(
-        self, client: Client, state: Path, *, loop: Loop, ttl_s: float, group: int | None, limit: int, resumed: bool
+        self,
+        client: Client,
+        state: Path,
+        *,
+        loop: Loop,
+        ttl_s: float,
+        group: int | None,
+        limit: int,
+        resumed: bool,
+        named: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self.client = client
+        self._named = named
         nodes = Nodes(NodeLog(state / "nodes.log"), limit)
         super().__init__(nodes, client, loop=loop, ttl_s=ttl_s, group=group)
         self._files = OpenFiles(client, self._nodes, self._lock, state)
@@ -133,7 +144,8 @@ class NFSFilesystem(FileServerFilesystem):
         """Have the server commit everything; return a line for each file that it did not commit."""
         with self._lock:
             written = list(self._written.items())
-        failures, silent = [], None
+        failures: list[tuple[Node, Uncommitted, Exception]] = []
+        silent = None
         for node, uncommitted in written:
             try:
                 if silent is None:
@@ -141,10 +153,11 @@ class NFSFilesystem(FileServerFilesystem):
             except StoreError as error:
                 silent = error  # each other file would wait for the same timeout
             except OSError as error:
-                failures.append(f"inode {node.ino}: {error}")
+                failures.append((node, uncommitted, error))
             if silent is not None and uncommitted:
-                failures.append(f"inode {node.ino}: {silent}")
-        return failures
+                failures.append((node, uncommitted, silent))
+        self._learn_paths([(node, uncommitted) for node, uncommitted, _ in failures])
+        return [f"{uncommitted.path or f'inode {node.ino}'}: {error}" for node, uncommitted, error in failures]
 
     def _commit_soon(self) -> None:
         threading.Thread(target=self._commit_all, name="nfs-commit", daemon=True).start()
@@ -163,10 +176,23 @@ class NFSFilesystem(FileServerFilesystem):
         reads = {"path": "keep-cache", "why": why}
         return {**super().status(), "library": self.client.library_name, "reads": reads}
 
-    def uncommitted(self) -> list[tuple[int, int]]:
+    def unstored(self, *, silent: bool) -> list[Kept]:
         """See FileServerFilesystem."""
         with self._lock:
-            return [(node.ino, one.bytes) for node, one in self._written.items() if one]
+            found = [(node, one) for node, one in self._written.items() if one and (silent or one.error)]
+        self._learn_paths(found)
+        return [Kept(one.path or f"inode {node.ino}", one.bytes, one.since, one.error) for node, one in found]
+
+    def _learn_paths(self, files: Sequence[tuple[Node, Uncommitted]]) -> None:
+        """Note the paths of these files, as far as they are known. That of a detached mount's file is not known."""
+        named = self._named() if files else {}
+        for node, uncommitted in files:
+            uncommitted.path = named.get(node.ino, uncommitted.path)
+
+    def uncommitted_bytes(self) -> int:
+        """Return how many bytes this process wrote that the server has not committed yet."""
+        with self._lock:
+            return sum(one.bytes for one in self._written.values())
 
     # -- the server's answers, as the kernel is told them
 
@@ -527,7 +553,7 @@ class NFSFilesystem(FileServerFilesystem):
         self._changed(node, written.attributes)
         if written.verifier != self._seen_verifier:
             self._write_verifier(written.verifier)
-        if sum(count for _, count in self.uncommitted()) > UNCOMMITTED_BYTES:
+        if self.uncommitted_bytes() > UNCOMMITTED_BYTES:
             uncommitted.commit(self.client)
         return len(content)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+from datastore.errors import StoreError
 from datastore.logs import fields
 
 from ..ops import FSError
@@ -38,6 +40,12 @@ class Uncommitted:
 
     def __init__(self, handle: bytes, identity: Credentials, doubt: int | None = None) -> None:
         self.bytes = 0
+        self.since = time.time()
+        """When the oldest of the kept writes was made; for those of an earlier process, when this one began."""
+        self.path = ""
+        """The path of the file, for messages; '' if it is not known."""
+        self.error = ""
+        """Why settle() failed the last time; '' after a success."""
         self._connection = -1
         """The connection (its number in Client.reconnects) over which all kept writes were sent or last checked."""
         self._handle = handle
@@ -66,7 +74,7 @@ class Uncommitted:
         with self._lock:
             self._identity = identity
             if not self._writes:
-                self._connection = client.reconnects
+                self._connection, self.since = client.reconnects, time.time()
             return self._send(client, offset, content, self._add)
 
     def _add(self, taken: _Write) -> None:
@@ -111,6 +119,14 @@ class Uncommitted:
 
     def settle(self, client: Client) -> None:
         """Return when the server has all writes on disk. Errors: NFSError, StoreError; EIO if it keeps restarting."""
+        try:
+            self._settle(client)
+        except (OSError, StoreError) as error:
+            self.error = str(error)
+            raise
+        self.error = ""
+
+    def _settle(self, client: Client) -> None:
         with self._lock:
             for _ in range(RESTARTS):
                 if not self._writes and self._doubt is None:

@@ -354,7 +354,7 @@ def test_a_process_that_dies_loses_nothing(
     file = here.local.open("f", os.O_CREAT | os.O_RDWR)
     file.write(b"x" * 1000)
     here = again(here, location, tmp_path)
-    eventually(lambda: not here.fs.uncommitted(), "what was open is committed")
+    eventually(lambda: not here.fs.unstored(silent=True), "what was open is committed")
     nfs_host.reboot(orderly=False)
     moved(file, here).close()
     assert on_the_host(nfs_host, path) == {"f": digest(b"x" * 1000)}
@@ -367,10 +367,10 @@ def test_what_is_kept_for_the_host_has_a_limit(here: Here, monkeypatch: pytest.M
     file = here.local.open("f", os.O_CREAT | os.O_RDWR)
     for number in range(12):
         file.write(bytes(MIB), number * MIB)
-        assert sum(size for _, size in here.fs.uncommitted()) <= 4 * MIB
+        assert here.fs.uncommitted_bytes() <= 4 * MIB
     assert 2 <= commits(here) <= 4
     file.close()
-    assert here.fs.uncommitted() == []
+    assert here.fs.uncommitted_bytes() == 0
 
 
 @promise("S-266")

@@ -315,6 +315,41 @@ def test_locks_hold_within_the_mount(area: Path) -> None:
     subprocess.run([sys.executable, "-c", script, area / "f"], check=True)
 
 
+def holding(path: Path) -> subprocess.Popen[bytes]:
+    """A program that has written ten bytes to a file and keeps it open."""
+    hold = "file = open(sys.argv[1], 'wb', 0)\nfile.write(b'not stored')\nprint('written', flush=True)\ninput()"
+    program = [sys.executable, "-c", f"import sys\n{hold}", str(path)]
+    writer = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == b"written\n"
+    return writer
+
+
+@promise("S-261")
+def test_what_the_host_refuses_to_store_is_not_lost_in_silence(
+    nfs_host: NFSServer, export: Callable[..., str], clean_environment: Path
+) -> None:
+    """As another client removed the file. The unmount says so, status too, and a forced unmount says what is lost."""
+    path = export()
+    with mounted(nfs_host, path, clean_environment) as mount:
+        (mount.path / "d").mkdir()
+        writer = holding(mount.path / "d" / "g")
+        try:
+            nfs_host.shell(f"rm {path}/d/g")
+            refused = mount.umount()
+            assert refused.returncode == 6
+            assert "d/g: the NFS server says: Stale file handle" in refused.stderr
+            (kept,) = mount.told()["dirty"]
+            assert (kept["path"], kept["bytes"]) == ("d/g", 10)
+            assert "Stale file handle" in kept["error"]
+            forced = mount.umount("--force", "--timeout", "3s")
+            assert forced.returncode == 6
+            assert "that is lost: 10 B of d/g: the NFS server says: Stale file handle" in forced.stderr
+        finally:
+            writer.kill()
+            writer.communicate()
+
+
 @promise("S-261")
 def test_a_host_that_is_away_can_be_left(
     nfs_host: NFSServer, export: Callable[..., str], clean_environment: Path
@@ -323,11 +358,8 @@ def test_a_host_that_is_away_can_be_left(
     path = export()
     with mounted(nfs_host, path, clean_environment) as mount:
         (mount.path / "f").write_bytes(b"1")
-        hold = "file = open(sys.argv[1], 'wb', 0)\nfile.write(b'not stored')\nprint('written', flush=True)\ninput()"
-        program = [sys.executable, "-c", f"import sys\n{hold}", str(mount.path / "g")]
-        writer = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"written\n"
+        began = time.time()
+        writer = holding(mount.path / "g")
         time.sleep(1.1)
         nfs_host.cut_power()
         try:
@@ -337,9 +369,12 @@ def test_a_host_that_is_away_can_be_left(
             waiting.send_signal(signal.SIGINT)
             assert waiting.wait(WAITS_NO_MORE_S) != 0
             assert mount.told()["inMemory"] == 10
+            (kept,) = mount.told()["dirty"]
+            assert (kept["path"], kept["bytes"]) == ("g", 10)
+            assert began <= kept["since"] <= time.time()
             forced = mount.umount("--force")
             assert forced.returncode == 6
-            assert "that is lost: 10 B" in forced.stderr
+            assert "that is lost: 10 B of g: storage has not answered" in forced.stderr
             eventually(lambda: not any(map(runs, mount.pids)), "nothing of the mount is left")
         finally:
             writer.kill()

@@ -14,7 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODES = ("ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "held", "stalled", "ending")
+MODES = (
+    "ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "held", "refused", "stalled",
+    "ending",
+)  # fmt: skip
 PATIENCE_S = 300.0
 """Nobody is there any more: a test that failed must not leave us behind."""
 
@@ -92,12 +95,14 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
         told["unsent"] = {"files": 0, "bytes": 0, "failed": 0, "error": ""}
-        if mode == "held":
+        if mode in ("held", "refused"):
             told["inMemory"] = 2048
+        if mode == "refused":
+            told["unsent"]["error"] = dirty[0]["error"]
         if mode in ("held", "stalled", "ending"):
             told["storage"] = json.loads(os.environ["FAKE_STORAGE"])
             told["detached"] = mode == "ending"
-        return [{**told, "dirty": dirty if mode in ("unsynced", "held", "stalled") else []}]
+        return [{**told, "dirty": dirty if mode in ("unsynced", "held", "refused", "stalled") else []}]
     if operation == "warm":
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}
@@ -109,12 +114,13 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     if operation == "stop" and mode == "busy" and request["detach"]:
         return [{"ok": True, "errors": [], "detached": "sh (pid 7) uses it"}]
     if operation == "stop" and not request["force"]:
-        if mode == "unsynced":
+        if mode in ("unsynced", "refused"):
             return [{"ok": False, "errors": ["a/b.txt: 403 AccessDenied"]}]
         if mode == "busy":
             return [{"ok": False, "errors": ["sh (pid 7) uses it"]}]
-    errors = ["a/b.txt: 403 AccessDenied"] if mode == "unsynced" else []
-    return [{"ok": True, "errors": errors, "gone": operation == "stop"}]
+    errors = ["a/b.txt: 403 AccessDenied"] if mode in ("unsynced", "refused") else []
+    lost = 2048 if mode == "refused" else 0
+    return [{"ok": True, "errors": errors, "inMemory": lost, "gone": operation == "stop"}]
 
 
 if __name__ == "__main__":

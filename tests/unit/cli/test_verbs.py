@@ -455,7 +455,7 @@ def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
     cli("mount", manifest, "output", tmp_path / "d")
     listed = cli("unsent", "output")
     assert "nothing of output is kept on disk" in listed.err
-    assert "2 KiB: storage has not answered" in listed.err
+    assert "2 KiB of a/b.txt: storage has not answered" in listed.err
     refused = cli("umount", "output", "--timeout", "200ms")
     assert refused.code == 6
     assert "the server has not stored all that programs wrote" in refused.err
@@ -463,7 +463,24 @@ def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
     assert "disk" not in refused.err
     forced = cli("umount", "--force", "output")
     assert forced.code == 6
-    assert "that is lost: 2 KiB: storage has not answered" in forced.err
+    assert "that is lost: 2 KiB of a/b.txt: storage has not answered" in forced.err
+    assert cli("list", "-o", "json").out == "[]\n"
+
+
+@promise("S-261")
+def test_what_a_server_refuses_to_store_is_said_to_be_lost_by_a_forced_unmount(
+    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, so nothing is waited for."""
+    monkeypatch.setenv("FAKE_MODE", "refused")
+    cli("mount", manifest, "output", tmp_path / "d")
+    assert "2 KiB of a/b.txt: 403 AccessDenied" in cli("unsent", "output").err
+    refused = cli("umount", "output")
+    assert refused.code == 6
+    assert "all that programs wrote: a/b.txt: 403 AccessDenied; repeat it when the server can store it" in refused.err
+    forced = cli("umount", "--force", "output")
+    assert forced.code == 6
+    assert "that is lost: 2 KiB: a/b.txt: 403 AccessDenied" in forced.err
     assert cli("list", "-o", "json").out == "[]\n"
 
 
