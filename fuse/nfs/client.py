@@ -13,6 +13,7 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import select
 import socket
 import stat
@@ -49,6 +50,11 @@ TRANSFER_BYTES = 1 << 20
 GROUPS = 16
 """How many supplementary groups AUTH_SYS can carry (RFC 5531)."""
 MOUNT_PERMISSION, MOUNT_NOENT, MOUNT_ACCESS = 1, 2, 13
+ERRNO_SAID = re.compile(r"(?:errno:|\()(\d+)\)?\.?(?: Closing socket\.)?$")
+"""The errno in an error text of libnfs, as in `rpc_service: socket error Connection refused(111).`"""
+NOT_FOUND = "Can not resolv"
+NOT_SERVED = ("Program is not available", "Program not available", "Program version mismatch")
+"""Parts of libnfs' error texts: a name without an address; a server without the program, or without version 3 of it."""
 UNDERSTOOD = "Server responded"
 """How libnfs' error text begins if the server refused this call; another text means that it takes no calls at all."""
 
@@ -463,10 +469,14 @@ class Client:
         connecting: the answer has no result. Errors: Unreachable, DeadlineExceeded.
         """
         said: list[int] = []
+        refusal = b""
 
         def take(_context: int, status: int, address: int | None, _key: int | None) -> None:
+            nonlocal refusal
             said.append(status)
-            if status == libnfs.STATUS_SUCCESS and address and not connecting:
+            if status != libnfs.STATUS_SUCCESS and address:
+                refusal = ctypes.string_at(address)
+            elif address and not connecting:
                 pending.settle(address)
 
         answer = libnfs.Callback(take)
@@ -476,7 +486,10 @@ class Client:
         while not said and not self._stopping:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise DeadlineExceeded(f"the NFS server {self.location.server} does not answer a request for {what}")
+                ports = self._ports() if connecting else ""
+                raise DeadlineExceeded(
+                    f"the NFS server {self.location.server} does not answer a request for {what}{ports}"
+                )
             descriptor = self._library.fd(context)
             poll = select.poll()
             poll.register(descriptor, self._library.events(context))
@@ -488,13 +501,29 @@ class Client:
             if descriptor in ready and self._library.service(context, _events(ready[descriptor])) < 0 and not said:
                 raise self._unreachable(context)
         if self._stopping or said[0] != libnfs.STATUS_SUCCESS:
-            raise self._unreachable(context)
+            raise self._unreachable(context, refusal)
 
-    def _unreachable(self, context: Any) -> StoreError:
-        return Unreachable(f"the NFS server {self.location.server} can't be reached: {self._words(context)}")
+    def _unreachable(self, context: Any, refusal: bytes = b"") -> StoreError:
+        """Return why there is no connection. refusal: libnfs' error text, if it has handed one out with the answer."""
+        server, said = self.location.server, (refusal or self._library.error(context) or b"").decode(errors="replace")
+        if NOT_FOUND in said:
+            return Unreachable(f"the NFS server {server} is not found: no address is known for this name")
+        if any(each in said for each in NOT_SERVED):
+            return Unreachable(
+                f"the NFS server {server} does not serve version 3 of NFS and MOUNT, by which an export is mounted"
+                f" without root, or without NFS in the kernel (rpcinfo -p {server} shows what it serves)"
+            )
+        return Unreachable(f"the NFS server {server} can't be reached: {_plain(said)}{self._ports()}")
+
+    def _ports(self) -> str:
+        """Return which ports are needed, if the server is asked for them."""
+        needs = (
+            f"version 3 needs rpcbind (port 111), mountd and nfsd there: rpcinfo -p {self.location.server} shows all"
+        )
+        return "" if self.location.port else f"; {needs}"
 
     def _words(self, context: Any) -> str:
-        return (self._library.error(context) or b"it closed the connection").decode(errors="replace")
+        return _plain((self._library.error(context) or b"").decode(errors="replace"))
 
     @staticmethod
     def _tune(descriptor: int) -> None:
@@ -512,6 +541,12 @@ class Client:
 def _events(ready: int) -> int:
     """Return the events to pass to libnfs: no POLLHUP beside POLLERR, because libnfs would then hide the error."""
     return ready & ~select.POLLHUP if ready & select.POLLERR else ready
+
+
+def _plain(said: str) -> str:
+    """Return an error text of libnfs in the system's words, if it has an errno."""
+    number = ERRNO_SAID.search(said)
+    return os.strerror(int(number[1])) if number else said or "it closed the connection"
 
 
 def _root(address: int) -> bytes:

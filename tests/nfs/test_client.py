@@ -356,8 +356,8 @@ def test_a_refusal_says_what_to_do(nfs_host: NFSServer, export: Callable[..., st
     path, mine = export(clients="10.99.0.77"), export()
     nfs_host.shell(f"touch {mine}/file")
     for location, kind, words in (
-        (NFSLocation(server=GATEWAY, path="/x"), Unreachable, f"{GATEWAY} can't be reached"),
-        (NFSLocation(server="nowhere.invalid", path="/x"), Unreachable, "nowhere.invalid can't be reached"),
+        (NFSLocation(server=GATEWAY, path="/x"), Unreachable, f"{GATEWAY} can't be reached: Connection refused; .*111"),
+        (NFSLocation(server="nowhere.invalid", path="/x"), Unreachable, "nowhere.invalid is not found"),
         (NFSLocation(server=nfs_host.address, path="/srv/none"), AccessDenied, "mount /srv/none: there is no such"),
         (NFSLocation(server=nfs_host.address, path=f"{mine}/none"), NotFound, f"has no {mine}/none"),
         (NFSLocation(server=nfs_host.address, path=f"{mine}/file"), NotFound, f"{mine}/file .* is no directory"),
@@ -368,6 +368,19 @@ def test_a_refusal_says_what_to_do(nfs_host: NFSServer, export: Callable[..., st
             client.start(CONNECT_S)
         client.stop()
         assert "\n" not in str(caught.value)
+
+
+@promise("S-270")
+def test_a_host_of_version_4_alone_is_told_as_that(nfs_host: NFSServer, export: Callable[..., str]) -> None:
+    """Although its rpcbind names a port for version 3, too."""
+    client, threads = Client(NFSLocation(server=nfs_host.address, path=export())), "--grace-time 10 --lease-time 10 8"
+    nfs_host.shell(f"rpc.nfsd 0; rpc.nfsd -N 3 {threads}")
+    try:
+        with pytest.raises(Unreachable, match="does not serve version 3 of NFS"):
+            client.start(CONNECT_S)
+    finally:
+        client.stop()
+        nfs_host.shell(f"rpc.nfsd 0; rpc.nfsd -V 3 {threads}")
 
 
 @promise("S-270")
