@@ -93,6 +93,19 @@ def test_what_can_not_be_mounted_is_said_and_leaves_nothing(
     assert f" {mount.folder}/" not in Path("/proc/self/mounts").read_text()
 
 
+@promise("S-306")
+def test_a_volume_that_is_stopped_is_told_by_doctor(gluster: GlusterServer, clean_environment: Path) -> None:
+    gluster.volume("ended")
+    with made(gluster, clean_environment, glusterfs={"volume": "ended"}) as mount:
+        manifest = mount.folder / "datastore.yaml"
+        manifest.write_text(mount.manifest())
+        assert mount.command("doctor", manifest).returncode == 0
+        gluster.cli("volume", "stop", "ended")
+        doctor = mount.command("doctor", manifest)
+        assert doctor.returncode == 4
+        assert "has the volume ended, but none of its bricks runs (gluster volume start ended" in doctor.stdout
+
+
 @promise("S-307")
 def test_a_client_that_died_is_replaced(gluster: GlusterServer, clean_environment: Path) -> None:
     """Until then ENOTCONN or ECONNABORTED, never an empty directory; what was open stays dead."""

@@ -80,6 +80,31 @@ def test_a_volume_that_is_not_there_is_told_by_the_first_that_knows() -> None:
 
 
 @promise("S-306")
+@pytest.mark.parametrize("ports", [(0,), (0, 0), (0, 49152), (0, None)])
+def test_a_volume_of_which_no_brick_runs_is_told_as_that(ports: tuple[int | None, ...]) -> None:
+    """But not while one may run, because its host does not answer (None)."""
+    parts = [
+        f"volume v-{number}\n    option remote-subvolume /b{number}\n    option remote-host 127.0.0.1\nend-volume\n"
+        for number in range(len(ports))
+    ]
+    volfile = "\n".join([*parts, "volume v\n    type cluster/distribute\n    subvolumes v-0\nend-volume\n"]).encode()
+
+    def answer(call: bytes) -> bytes:
+        if struct.unpack_from(">3I", call, 16) == (14398633, 2, 2):
+            record = reply(call, 0, 0, len(volfile))[4:] + volfile + bytes(-len(volfile) % 4 + 4)
+            return struct.pack(">I", LAST | len(record)) + record
+        (found,) = (port for number, port in enumerate(ports) if b"/b%d" % number in call)
+        return b"" if found is None else reply(call, 0 if found else -1, 0, 0, found)
+
+    with server(answer) as port:
+        if any(found != 0 for found in ports):
+            assert find(port) == "127.0.0.1"
+        else:
+            with pytest.raises(NotFound, match="has the volume digits, but none of its bricks runs"):
+                find(port)
+
+
+@promise("S-306")
 @pytest.mark.parametrize(
     "answer",
     [
