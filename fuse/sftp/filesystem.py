@@ -61,6 +61,8 @@ LINE = struct.Struct("<IIIIIQ")
 """What follows the name and a zero byte in a packed directory entry: mode, uid, gid, atime, mtime, size."""
 LINE_BYTES = 64
 """The memory of a packed entry besides its bytes: for a Python object, and its place in a list."""
+READ_ONLY = 1
+"""The flag of a read-only disk in the answer to statvfs@openssh.com (PROTOCOL of OpenSSH)."""
 PATH_MAX = 4096
 """The length from which Linux takes no path. An SSH server answers then as if the message were wrong."""
 UNKNOWN_INO = Ino(0xFFFFFFFF)
@@ -365,21 +367,24 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
-        """Return the likely meaning of a vague failure to make a name: the name is taken (EEXIST), or no room."""
+        """Return the likely meaning of a vague failure to make a name: the name is taken (EEXIST), or the disk's."""
         if not error.vague:
             return error
-        return FSError(errno.EEXIST) if self._is_there(directory, name) else self._no_room(error, directory)
+        return FSError(errno.EEXIST) if self._is_there(directory, name) else self._of_disk(error, directory)
 
-    def _no_room(self, error: SFTPFailed, directory: Node) -> FSError:
-        """Return ENOSPC for a vague failure if the server's disk is full (SFTP has no code for it); else the error."""
-        if error.vague:
-            try:
-                space = self._statfs(directory)
-            except (OSError, StoreError):
-                return error
-            if space.blocks_free == 0 or (space.files and space.files_free == 0):
-                return FSError(errno.ENOSPC)
-        return error
+    def _of_disk(self, error: SFTPFailed, node: Node, *, grows: bool = True) -> FSError:
+        """Return the likely meaning of a vague failure of a change, as SFTP has no code for it: the server's disk is
+        read-only (EROFS) or, for a change that needs room on it (grows), full (ENOSPC); else the error."""
+        if not error.vague:
+            return error
+        try:
+            disk = self._statvfs(node)
+        except (OSError, StoreError):
+            return error
+        if disk.flags & READ_ONLY:
+            return FSError(errno.EROFS)
+        full = disk.bavail == 0 or (disk.files and disk.favail == 0)
+        return FSError(errno.ENOSPC) if full and grows else error
 
     async def unlink(self, caller: Caller, parent: Ino, name: bytes) -> None:
         """See ops.Filesystem. An open file gets a hidden name until its last close."""
@@ -400,7 +405,10 @@ class SFTPFilesystem(FileServerFilesystem):
         async def remove(sftp: SFTPClient, path: bytes, repeated: bool) -> None:
             await _once(sftp.remove(path), asyncssh.SFTPNoSuchFile, repeated)
 
-        self._ask("remove", directory, remove, name)
+        try:
+            self._ask("remove", directory, remove, name)
+        except SFTPFailed as error:
+            raise self._of_disk(error, directory, grows=False) from None
         self._gone(node)
 
     def _gone(self, node: Node | None) -> None:
@@ -442,7 +450,10 @@ class SFTPFilesystem(FileServerFilesystem):
                         raise FSError(errno.ENOTEMPTY) from None
                 raise
 
-        self._ask("rmdir", directory, remove, name)
+        try:
+            self._ask("rmdir", directory, remove, name)
+        except SFTPFailed as error:
+            raise self._of_disk(error, directory, grows=False) from None
         self._gone(directory.children.get(name))
 
     async def rename(
@@ -506,7 +517,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._ask(what, old, move, name)
         except SFTPFailed as error:
             if not error.vague or not self._is_there(new, new_name):
-                raise
+                raise self._of_disk(error, new, grows=False) from None
             if what != "rename":
                 raise FSError(errno.EEXIST) from None
             raise self._why_not_replaced(error, old, name, new, new_name) from None
@@ -518,7 +529,7 @@ class SFTPFilesystem(FileServerFilesystem):
             return FSError(errno.ENOTEMPTY)
         if from_directory:
             return FSError(errno.ENOTDIR)
-        return FSError(errno.EISDIR) if to_directory else error
+        return FSError(errno.EISDIR) if to_directory else self._of_disk(error, new, grows=False)
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """Errors: EPERM, always, because SFTP does not tell which names are the same file."""
@@ -569,15 +580,18 @@ class SFTPFilesystem(FileServerFilesystem):
         except SFTPFailed as error:
             if error.errno == errno.EACCES and changes.size is None:
                 raise FSError(errno.EPERM) from None  # as chmod(2) and chown(2) answer a user who is not the owner
-            raise self._no_room(error, node) from None
+            raise self._of_disk(error, node) from None
         return self._reply(node, given)
 
     async def statfs(self, ino: Ino) -> StatFs:
         """See ops.Filesystem; it needs the extension statvfs@openssh.com."""
         return await self.loop.lane(self._statfs, self._nodes.get(ino))
 
+    def _statvfs(self, node: Node) -> asyncssh.SFTPVFSAttrs:
+        return self._ask("statvfs", node, lambda sftp, path, _: sftp.statvfs(path))
+
     def _statfs(self, node: Node) -> StatFs:
-        given = self._ask("statvfs", node, lambda sftp, path, _: sftp.statvfs(path))
+        given = self._statvfs(node)
         return StatFs(given.blocks, given.bavail, given.files, given.favail, given.frsize or given.bsize, given.namemax)
 
     # -- files
@@ -599,8 +613,10 @@ class SFTPFilesystem(FileServerFilesystem):
         self._begin_open(node)
         try:
             self.connection.call("open", lambda sftp, _: self._file(handle, sftp, truncate))
-        except BaseException:
+        except BaseException as error:
             self._end_open(node)
+            if isinstance(error, SFTPFailed) and flags & os.O_ACCMODE != os.O_RDONLY:
+                raise self._of_disk(error, node, grows=False) from None
             raise
         fh = self._add(caller, handle)  # before it is compared: of two opens at once, the second one sees the first
         try:
@@ -765,7 +781,7 @@ class SFTPFilesystem(FileServerFilesystem):
             try:
                 self._on(handle, "write", lambda file: file.write(content, offset), sent=len(content))
             except SFTPFailed as error:
-                raise self._no_room(error, node) from None
+                raise self._of_disk(error, node) from None
             finally:
                 node.seen = None
                 if passing:

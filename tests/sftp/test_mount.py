@@ -171,6 +171,33 @@ def test_a_full_disk_is_said_so(sshd: SSHServer, clean_environment: Path) -> Non
         subprocess.run(["umount", "--lazy", small], check=True)  # the server's session may end a moment later
 
 
+@promise("S-273")
+@pytest.mark.root_only
+def test_a_read_only_disk_of_the_server_is_said_so(sshd: SSHServer, clean_environment: Path) -> None:
+    """For each kind of change."""
+    disk = clean_environment / "read-only"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], check=True)
+    try:
+        (disk / "f").write_bytes(b"1")
+        (disk / "d").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with mounted(sshd, disk, clean_environment) as mount:
+            here = mount.path / "here"
+            fails(errno.EROFS, here.touch)
+            fails(errno.EROFS, here.mkdir)
+            fails(errno.EROFS, here.symlink_to, "f")
+            fails(errno.EROFS, (mount.path / "f").write_bytes, b"2")
+            fails(errno.EROFS, (mount.path / "f").chmod, 0o600)
+            fails(errno.EROFS, (mount.path / "f").unlink)
+            fails(errno.EROFS, (mount.path / "d").rmdir)
+            fails(errno.EROFS, (mount.path / "f").rename, here)
+            fails(errno.EROFS, (mount.path / "f").rename, mount.path / "f2")
+            assert (mount.path / "f").read_bytes() == b"1"
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)  # the server's session may end a moment later
+
+
 @promise("S-274")
 def test_removed_and_replaced_files_stay_for_who_has_them_open(mount: DirectoryMount, area: Path, there: Path) -> None:
     """Also when the connection or the mount's server dies meanwhile."""
