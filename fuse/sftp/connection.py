@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -242,7 +243,7 @@ class Connection:
         except (OSError, asyncssh.Error, ValueError) as error:
             if ssh is not None:
                 ssh.abort()
-            why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            why = "no answer in time" if isinstance(error, TimeoutError) else _words(error)
             raise Unreachable(f"{server} can't be reached: {why}") from error
         self._ssh, self._sftp, self._failure = ssh, sftp, None
         self.reconnects += 1
@@ -251,7 +252,9 @@ class Connection:
         return sftp
 
     def _unknown_key(self, key: str) -> str:
-        where, do = "your known_hosts file", f"`ssh {self._where}` puts it there"
+        host = self.location.host if self.location.port == 22 else f"'[{self.location.host}]:{self.location.port}'"
+        where = "your known_hosts file"
+        do = f"`ssh {self._where}` puts it there, after `ssh-keygen -R {host}` if an older key of it stands there"
         if self.location.known_hosts:
             where, do = "spec.sftp.knownHosts", f"put what `ssh-keyscan {self._where}` prints there"
         return (
@@ -276,6 +279,14 @@ class Connection:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def _words(error: Exception) -> str:
+    """Return the reason in the system's words, where the error has an errno."""
+    if isinstance(error, OSError) and error.errno:
+        reason = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)  # a negative one: getaddrinfo(3)
+        return f"{reason}: {error.filename}" if error.filename else reason
+    return str(error) or type(error).__name__
 
 
 def _login(location: SFTPLocation) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_a_host_key_that_is_not_known(sshd: SSHServer, clean_environment: Path) 
     assert f"ssh-keyscan -p {sshd.port} 127.0.0.1" in said
     said = refused(sshd, clean_environment, knownHosts=None)
     assert f"127.0.0.1, port {sshd.port}, has a host key that your known_hosts file does not have" in said
-    assert f"`ssh -p {sshd.port} 127.0.0.1` puts it there" in said
+    assert f"`ssh -p {sshd.port} 127.0.0.1` puts it there, after `ssh-keygen -R '[127.0.0.1]:{sshd.port}'`" in said
 
 
 @promise("S-278")
@@ -78,7 +78,9 @@ def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
         with server.silent():
             assert "can't be reached: no answer in time" in refused(server, clean_environment)
         server.stop()
-        assert f"the SSH server 127.0.0.1, port {server.port}, can't be reached" in refused(server, clean_environment)
+        assert f"the SSH server 127.0.0.1, port {server.port}, can't be reached: Connection refused" in refused(
+            server, clean_environment
+        )
 
 
 @promise("S-278")
