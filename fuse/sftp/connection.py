@@ -238,7 +238,7 @@ class Connection:
             if ssh is not None:
                 ssh.abort()
             raise Unsupported(
-                f"{server} shows no files by SFTP: {error.reason or error} (sshd_config needs a Subsystem sftp)"
+                f"{server} shows no files by SFTP: {error.reason or error} ({self._missing(error)})"
             ) from error
         except (OSError, asyncssh.Error, ValueError) as error:
             if ssh is not None:
@@ -250,6 +250,14 @@ class Connection:
         if self.reconnects:
             log.warning("connected again", extra=fields(server=self.location.host))
         return sftp
+
+    def _missing(self, error: asyncssh.ChannelOpenError | asyncssh.SFTPError) -> str:
+        """Return what has to be right on a server that accepts the login and then begins no SFTP."""
+        if isinstance(error, asyncssh.SFTPError):
+            return f"the login's shell, or a ForceCommand, ends or prints something: see `ssh {self._where} true`"
+        if error.code == asyncssh.OPEN_CONNECT_FAILED:
+            return "the server's log says why: ChrootDirectory or MaxSessions in sshd_config, for example"
+        return "sshd_config needs a Subsystem sftp"
 
     def _unknown_key(self, key: str) -> str:
         host = self.location.host if self.location.port == 22 else f"'[{self.location.host}]:{self.location.port}'"

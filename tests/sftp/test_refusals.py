@@ -17,6 +17,7 @@ from tests.tools.mounting import NAME
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user, pytest.mark.timeout(600)]
 
+SFTP = "Subsystem sftp internal-sftp"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
@@ -81,6 +82,23 @@ def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
         assert f"the SSH server 127.0.0.1, port {server.port}, can't be reached: Connection refused" in refused(
             server, clean_environment
         )
+
+
+@promise("S-278")
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", "Session request failed (sshd_config needs a Subsystem sftp)"),
+        (f"MaxSessions 0\n{SFTP}", "open failed (the server's log says why: ChrootDirectory or"),
+        (f"ForceCommand echo hello world\n{SFTP}", "(the login's shell, or a ForceCommand, ends or prints something"),
+        (f"ForceCommand /bin/false\n{SFTP}", "(the login's shell, or a ForceCommand, ends or prints something"),
+    ],
+)
+def test_a_server_that_lets_us_in_and_begins_no_sftp(clean_environment: Path, more: str, words: str) -> None:
+    with running(clean_environment, more=more) as server:
+        said = refused(server, clean_environment)
+        assert "shows no files by SFTP" in said
+        assert words in said
 
 
 @promise("S-278")
