@@ -22,7 +22,7 @@ from datastore.cli.arguments import Output
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.console import Format, one_line, print_json
 from datastore.cli.exitcodes import ExitCode, exit_code_for
-from datastore.cli.findings import Finding, Level, bad, ok
+from datastore.cli.findings import Finding, Level, bad, ok, warn
 from datastore.cli.hostchecks import host_checks
 from datastore.cli.mount import say_credentials
 from datastore.cli.mountarguments import complete_datastores
@@ -127,7 +127,10 @@ def _glusterfs(name: str, source: GlusterFSLocation) -> Finding:
         server = glusterfs.find(source)
     except DatastoreError as error:
         return bad(name, str(error), "correct spec.glusterfs; gluster volume info on a server", exit_code_for(error))
-    return ok(name, f"{source}: {server} serves the volume")
+    served = f"{source}: {server} serves the volume"
+    if os.geteuid():
+        return warn(name, f"{served}; GlusterFS's own client mounts it for root only", "mount it with sudo")
+    return ok(name, served)
 
 
 def _print(finding: Finding) -> None:

@@ -17,6 +17,7 @@ RESTART_TIMEOUT_S = 360.0
 """More than the 300 s that the supervisor gives a new server, which first ends the renames that the old one began."""
 _POLL_S = 0.02
 LIBFUSE = "it is mounted with --transport libfuse, which can't hand requests from one mount server to the next"
+GLUSTERFS = "GlusterFS's own client serves it, and can't hand requests from one mount server to the next"
 OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
 
 
@@ -42,6 +43,8 @@ def _check(record: MountRecord) -> None:
         raise controlclient.NotAnswering(f"{record.mountpoint}: {SERVER_DIED}")
     if record.transport == "libfuse":
         raise MountFailed(f"{record.mountpoint}: {LIBFUSE}. Unmount and mount again instead")
+    if record.location.startswith("glusterfs:"):
+        raise MountFailed(f"{record.mountpoint}: {GLUSTERFS}. Unmount and mount again instead")
     if not record.upgradable:
         raise MountFailed(f"{record.mountpoint}: {OLD_KERNEL}. Unmount and mount again instead")
 

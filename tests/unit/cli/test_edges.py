@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from datastore import errors, nfsmount
 from datastore.api import crd
+from datastore.backends import glusterfs
 from datastore.cli import app, hostchecks, mounthelper
 from datastore.cli.console import one_line
 from datastore.cli.exitcodes import MEANING, ExitCode, exit_code_for
@@ -367,6 +369,24 @@ def test_doctor_says_when_there_is_nothing_to_ask_an_export_with(
     assert (last["check"], last["level"]) == ("digits", level)
     assert level == "warn" or done.code == last["code"] == 5
     assert "apt-get install libnfs13" in last["text"]
+
+
+@promise("S-306")
+@pytest.mark.parametrize(("uid", "level"), [(0, "ok"), (1000, "warn")])
+def test_doctor_says_that_a_glusterfs_volume_needs_root(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, level: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: name if name == "glusterfs" else which(name, **more))
+    monkeypatch.setattr(glusterfs, "find", lambda location: "gfs1")
+    path = tmp_path / "volume.yaml"
+    kind = "{apiVersion: datastore.dev/v1alpha1, kind: Datastore, metadata: {name: digits}"
+    path.write_text(f"{kind}, spec: {{glusterfs: {{servers: [gfs1], volume: v}}}}}}\n")
+    last = json.loads(cli("doctor", path, "-o", "json").out)[-1]
+    assert (last["check"], last["level"]) == ("digits", level)
+    assert "gfs1 serves the volume" in last["text"]
+    assert ("sudo" in (last["todo"] or "")) == (uid != 0)
 
 
 def test_doctor_says_when_nothing_listens(cli: Cli, manifest: Path) -> None:

@@ -24,6 +24,7 @@ def record(**changes: object) -> MountRecord:
         ({"supervisor_pid": 7}, False, "has crashed"),
         ({"supervisor_pid": 7}, True, "Linux 6.9"),
         ({"supervisor_pid": 7, "transport": "libfuse"}, True, "--transport libfuse"),
+        ({"supervisor_pid": 7, "location": "glusterfs://h/v"}, True, "GlusterFS's own client serves it"),
     ],
 )
 def test_it_says_why(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], alive: bool, words: str) -> None:
