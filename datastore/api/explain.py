@@ -22,6 +22,7 @@ _WANTED = {
     "dict_type": "must be a mapping of names to text",
     "model_type": "must be a mapping of fields",
     "list_type": "must be a list",
+    "tuple_type": "must be a list",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -70,8 +71,8 @@ def _complaint(kind: str, fault: Any) -> str:
         return f"is empty; it {_WANTED[kind]}"
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "must be text; YAML reads this as a number or a truth value, so put it in quotes"
-    # pydantic's own texts are "Input should be ...", "List should have ..."
-    return _WANTED.get(kind) or re.sub(r"^\w+ should ", "must ", str(fault["msg"]))
+    # pydantic's own texts are "Input should be ...", "List should have ... after validation, not 0"
+    return _WANTED.get(kind) or re.sub(r"^\w+ should ", "must ", str(fault["msg"])).replace(" after validation", "")
 
 
 def _meant(path: str, known: list[str]) -> str:

@@ -128,7 +128,7 @@ def _certificate(value: str) -> str:
 
 def _host(value: str) -> str:
     if not matches(HOST_PATTERN, value) or len(value) > 253:
-        raise ValueError("must be a host name or an address, without a scheme, a port or a path")
+        raise ValueError("must be a host name or an address, without a scheme, a user, a port or a path")
     return value
 
 

@@ -110,8 +110,10 @@ def spec(text: str) -> str:
         ),
         (
             "{nfs: {server: ' ', path: /a}}",
-            "spec.nfs.server must be a host name or an address, without a scheme, a port or a path",
+            "spec.nfs.server must be a host name or an address, without a scheme, a user, a port or a path",
         ),
+        ("{glusterfs: {servers: gfs1, volume: v}}", "spec.glusterfs.servers must be a list"),
+        ("{glusterfs: {servers: [], volume: v}}", "spec.glusterfs.servers must have at least 1 item, not 0"),
         ('{readOnly: "true", local: {path: /a}}', "spec.readOnly must be true or false, without quotes"),
         (
             "{capacity: 10GB, local: {path: /a}}",
