@@ -27,7 +27,7 @@ from datastore.cli.mountarguments import (
     mount_options,
 )
 from datastore.controlclient import MOUNT_FILE
-from datastore.errors import MountFailed
+from datastore.errors import InvalidManifest, MountFailed
 from datastore.mounting import lifecycle, unmounting
 from datastore.mounting.directory import real_path, record_at
 from datastore.mounting.errors import Unsynced
@@ -90,7 +90,12 @@ def choose(manifest: Manifest, name: str | None, directory: str | None) -> tuple
     """Return the Datastore and its directory. A lone argument with a '/' is the directory: no name has a '/'."""
     if name is not None and directory is None and (os.sep in name or name in (".", "..")):
         name, directory = None, name
-    datastore = manifest.pick(name)
+    try:
+        datastore = manifest.pick(name)
+    except InvalidManifest as error:
+        if name is None or directory is not None:
+            raise
+        raise InvalidManifest(f"{error}; if this is the directory, write ./{name}") from None
     return datastore, directory or os.path.join(os.curdir, datastore.name)
 
 

@@ -444,6 +444,12 @@ def test_an_unmount_that_takes_too_long_names_the_storage(
     assert cli("umount", "output", "--force").code == 0
 
 
+def test_a_directory_that_is_taken_for_a_name_is_told_how_to_write(cli: Cli, manifest: Path) -> None:
+    """Only where it may be one."""
+    assert "it holds digits, output; if this is the directory, write ./photos" in cli("mount", manifest, "photos").err
+    assert "write ./" not in cli("mount", manifest, "photos", "./place").err
+
+
 @promise("S-261")
 def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
