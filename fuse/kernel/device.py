@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import shutil
 import socket
 import stat
@@ -30,7 +29,6 @@ BUSY_RETRY_S, BUSY_POLL_S = 2.0, 0.1
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND = 1, 2, 4, 4096
 MNT_DETACH, UMOUNT_NOFOLLOW = 2, 8
 MAX_READ = 1 << 20
-_INO = re.compile(r"^ino:\s*(\d+)$", re.MULTILINE)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 READ_AHEAD_KB = 1024  # measured best of 128, 1024, 4096 for one sequential reader (docs/decisions)
 
@@ -264,21 +262,6 @@ def users(mountpoint: str, proc: Path = Path("/proc")) -> list[str]:
     """Return the processes that have a file, directory or mapping below the mountpoint, each as `pid N (command)`. They
     are found in /proc (proc(5)), as far as we may look, without touching the mount: a dead or busy one could hang."""
     return [_named(process) for process in _processes(proc) if _uses(process, mountpoint)]
-
-
-def open_files(mountpoint: str, proc: Path = Path("/proc")) -> dict[int, str]:
-    """Return the paths, below the mountpoint, of the files that processes have open there, by inode number. They are
-    found as in users(), since Linux 5.14."""
-    below, found = mountpoint.rstrip("/") + "/", dict[int, str]()
-    for process in _processes(proc):
-        with suppress(OSError):
-            for link in (process / "fd").iterdir():
-                with suppress(OSError):
-                    path = os.readlink(link)
-                    if path.startswith(below):
-                        told = (process / "fdinfo" / link.name).read_text()
-                        found.update((int(ino), path[len(below) :]) for ino in _INO.findall(told))
-    return found
 
 
 def seen_elsewhere(number: str, proc: Path = Path("/proc")) -> list[str]:

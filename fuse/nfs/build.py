@@ -10,10 +10,10 @@ from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
 
 from ..fileserver import MountedFileServer, nodes_within, ttl_of
-from ..kernel.device import open_files
 from ..loop import Loop
 from .client import FIRST_CONNECTION_S, Client
 from .filesystem import NFSFilesystem
+from .paths import open_files
 
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
