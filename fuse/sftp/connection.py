@@ -56,6 +56,8 @@ BROKEN = (
     ConnectionError,
 )
 """The errors of a lost connection: the server may or may not have carried out the call."""
+OWN_FAULTS = (asyncssh.ConfigParseError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError)
+"""The errors of the user's own files, before a connection is begun."""
 ERRNO = {
     asyncssh.FX_NO_SUCH_FILE: errno.ENOENT,
     asyncssh.FX_PERMISSION_DENIED: errno.EACCES,
@@ -243,6 +245,11 @@ class Connection:
         except (OSError, asyncssh.Error, ValueError) as error:
             if ssh is not None:
                 ssh.abort()
+            if isinstance(error, OWN_FAULTS) or (isinstance(error, OSError) and error.filename):
+                raise CredentialsInvalid(
+                    f"{server} is not asked, because your own SSH configuration, or a file that it names, can't be"
+                    f" used: {_words(error)} (`ssh -v {self._where}` shows what is read)"
+                ) from error
             why = "no answer in time" if isinstance(error, TimeoutError) else _words(error)
             raise Unreachable(f"{server} can't be reached: {why}") from error
         self._ssh, self._sftp, self._failure = ssh, sftp, None

@@ -102,6 +102,34 @@ def test_a_server_that_lets_us_in_and_begins_no_sftp(clean_environment: Path, mo
 
 
 @promise("S-278")
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("IdentityFile {own}/none", "No such file or directory: {own}/none"),
+        ("IdentityFile {own}/known_hosts", "Invalid private key"),
+        ("Port twenty", "{own}/config line 2: Invalid Port"),
+        ("ProxyCommand no-such-program", "No such file or directory: no-such-program"),
+    ],
+)
+def test_what_is_wrong_with_the_users_own_configuration(
+    sshd: SSHServer, clean_environment: Path, config: str, words: str
+) -> None:
+    """It is not said of the server."""
+    own = clean_environment / ".ssh"
+    own.mkdir(mode=0o700, exist_ok=True)
+    (own / "known_hosts").write_text(sshd.known_hosts)
+    (own / "config").write_text(f"Host 127.0.0.1\n    {config.format(own=own)}\n")
+    try:
+        said = refused(sshd, clean_environment, knownHosts=None, credentialsSecret=None)
+        assert "is not asked, because your own SSH configuration, or a file that it names, can't be used: " in said
+        assert words.format(own=own) in said
+    finally:
+        for name in ("known_hosts", "config"):
+            (own / name).unlink()
+        own.rmdir()
+
+
+@promise("S-278")
 def test_the_users_own_known_hosts_and_keys(sshd: SSHServer, clean_environment: Path) -> None:
     """As his ssh has them."""
     own = clean_environment / ".ssh"
