@@ -17,6 +17,7 @@ import re
 import select
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -55,6 +56,9 @@ ERRNO_SAID = re.compile(r"(?:errno:|\()(\d+)\)?\.?(?: Closing socket\.)?$")
 NOT_FOUND = "Can not resolv"
 NOT_SERVED = ("Program is not available", "Program not available", "Program version mismatch")
 """Parts of libnfs' error texts: a name without an address; a server without the program, or without version 3 of it."""
+AUTH_TAKEN = {0, 1}
+"""Credentials of AUTH_NONE and AUTH_SYS (RFC 5531), with which we can call."""
+FLAVOR = struct.Struct("=i")
 UNDERSTOOD = "Server responded"
 """How libnfs' error text begins if the server refused this call; another text means that it takes no calls at all."""
 
@@ -420,7 +424,14 @@ class Client:
             raise self._refused(pending.error.status)
         if pending.error is not None:
             raise pending.error
-        return pending.result or b""
+        root, flavors = pending.result or (b"", [])
+        if flavors and not AUTH_TAKEN & set(flavors):
+            server, path = self.location.server, self.location.path
+            raise AccessDenied(
+                f"the NFS server {server} gives {path} only to clients with Kerberos, which we don't have: the export"
+                " needs sec=sys, alone or beside others (exportfs -v on the server shows this)"
+            )
+        return root
 
     def _refused(self, status: int) -> StoreError:
         server, path = self.location.server, self.location.path
@@ -549,6 +560,8 @@ def _plain(said: str) -> str:
     return os.strerror(int(number[1])) if number else said or "it closed the connection"
 
 
-def _root(address: int) -> bytes:
-    root: Any = libnfs.MountResult.from_address(address).root
-    return ctypes.string_at(root.address, root.length)
+def _root(address: int) -> tuple[bytes, list[int]]:
+    """Return the root's handle and the kinds of credentials that the export takes; none: the server does not tell."""
+    answer: Any = libnfs.MountResult.from_address(address)
+    flavors = ctypes.string_at(answer.flavors.address, 4 * answer.flavors.length) if answer.flavors.length else b""
+    return ctypes.string_at(answer.root.address, answer.root.length), [each for (each,) in FLAVOR.iter_unpack(flavors)]

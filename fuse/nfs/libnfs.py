@@ -122,7 +122,9 @@ ReadDirResult = _structure(
 )
 Line = _structure("Line", fileid=c_uint64, name=c_char_p, cookie=c_uint64, known=Known, made=Made, next=c_void_p)
 """entryplus3 of RFC 1813, an entry of READDIRPLUS."""
-MountResult = _structure("MountResult", status=c_int32, root=ReceivedHandle)
+Flavors = _structure("Flavors", length=c_uint32, address=c_void_p)
+MountResult = _structure("MountResult", status=c_int32, root=ReceivedHandle, flavors=Flavors)
+"""flavors: the kinds of credentials that the export takes, each a c_int32."""
 
 PROCEDURES = (
     "getattr", "setattr", "lookup", "access", "readlink", "read", "write", "create", "mkdir", "symlink", "mknod",

@@ -353,7 +353,7 @@ def test_a_call_gives_up_after_its_time(nfs_host: NFSServer, export: Callable[..
 
 @promise("S-270")
 def test_a_refusal_says_what_to_do(nfs_host: NFSServer, export: Callable[..., str]) -> None:
-    path, mine = export(clients="10.99.0.77"), export()
+    path, mine, kerberos = export(clients="10.99.0.77"), export(), export(options=f"{FOR_ALL},sec=krb5")
     nfs_host.shell(f"touch {mine}/file")
     for location, kind, words in (
         (NFSLocation(server=GATEWAY, path="/x"), Unreachable, f"{GATEWAY} can't be reached: Connection refused; .*111"),
@@ -362,6 +362,7 @@ def test_a_refusal_says_what_to_do(nfs_host: NFSServer, export: Callable[..., st
         (NFSLocation(server=nfs_host.address, path=f"{mine}/none"), NotFound, f"has no {mine}/none"),
         (NFSLocation(server=nfs_host.address, path=f"{mine}/file"), NotFound, f"{mine}/file .* is no directory"),
         (NFSLocation(server=nfs_host.address, path=path), AccessDenied, "or this machine is not among its clients"),
+        (NFSLocation(server=nfs_host.address, path=kerberos), AccessDenied, f"gives {kerberos} only .* with Kerberos"),
     ):
         client = Client(location)
         with pytest.raises(kind, match=words) as caught:
