@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from datastore.api.endpoints import AWS
 from datastore.api.source import S3Location, StaticCredentials
-from datastore.errors import CredentialsInvalid, EndpointNotAllowed, InvalidRequest
+from datastore.errors import CorruptBody, CredentialsInvalid, EndpointNotAllowed, InvalidRequest
 
 from ...loop import running
 from ..base import in_memory
@@ -26,7 +26,7 @@ from .credentials import CredentialSource, find_source
 from .dialing import Route, proxy_for, trust
 from .endpoint import Endpoint, resolve
 from .errors import Refusal, error_class, to_error
-from .messages import Answer, Request, http_date_ns
+from .messages import A_PAGE, Answer, Request, http_date_ns
 from .sigv4 import (
     EMPTY_SHA256,
     UNSIGNED_PAYLOAD,
@@ -41,6 +41,7 @@ from .transport import Transport, TransportLimits
 _REDIRECTS = frozenset({301, 307, 308, 400})
 """Statuses by which S3 says that a bucket is in another region (400: AuthorizationHeaderMalformed)."""
 _WRITES = frozenset({"PUT", "POST"})
+_CHANGES = _WRITES | {"DELETE"}
 _UNSIGNED = frozenset({"range", "if-match"})
 """Headers that a signature need not cover: it has to cover `host` and `x-amz-*` (SigV4, canonical headers)."""
 _REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -94,10 +95,17 @@ class Caller:
                 moved = True
             else:
                 break
-        # A server may say 200 while it copies or joins objects, and report in the body that it failed.
-        if answer.status < 300 and (request.method not in _WRITES or xml.parse_error(bytes(answer.body)) is None):
-            return answer
-        raise to_error(self._refusal(request, answer, signer.keys))
+        if answer.status >= 300:
+            raise to_error(self._refusal(request, answer, signer.keys))
+        if request.method in _CHANGES and answer.body:
+            body = bytes(answer.body)
+            if xml.is_html(body):
+                what = f"{request.method} {shown(request.key)}" if request.key else f"{request.method} of the bucket"
+                raise CorruptBody(f"{what}: the answer is {A_PAGE}", key=request.key)
+            # A server may say 200 while it copies or joins objects, and report in the body that it failed.
+            if xml.parse_error(body) is not None:
+                raise to_error(self._refusal(request, answer, signer.keys))
+        return answer
 
     def close(self) -> None:
         """Close connections; idempotent."""

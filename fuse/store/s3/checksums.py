@@ -26,7 +26,7 @@ from datastore.logs import fields
 
 from ..base import Body, ETag, FilePart, PartNumber, UploadId
 from . import xml
-from .messages import Answer, Request, unquote_etag
+from .messages import Answer, Request, written_etag
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Checksums:
             request.headers = {**request.headers, _SUM: value}
         elif upload_id in self._parts:
             request.headers = {**request.headers, "content-md5": md5_of(request.body)}
-        etag = unquote_etag((await self._sent(request, upload_id)).headers.get("etag", ""))
+        etag = written_etag(request, await self._sent(request, upload_id))
         if known is not None:
             known[number, etag] = value
         return etag

@@ -43,7 +43,7 @@ from .credentials import CredentialSource
 from .errors import Refusal, to_error
 from .lister import Lister
 from .many import Many
-from .messages import META, Answer, Outlet, Request, describe_part, described, http_date_ns, received, unquote_etag
+from .messages import META, Answer, Outlet, Request, describe_part, described, http_date_ns, received, written_etag
 from .sigv4 import encode_path
 from .transport import TransportLimits
 
@@ -127,7 +127,7 @@ class S3Store:
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
         answer = await self._checksums.put(request)
-        return WriteResult(unquote_etag(answer.headers.get("etag", "")), _date_ns(answer))
+        return WriteResult(written_etag(request, answer), _date_ns(answer))
 
     async def copy(
         self,

@@ -22,6 +22,11 @@ META = "x-amz-meta-"
 _SIZE = re.compile(r"[0-9]{1,18}")
 _DATE_CHARACTERS = 64
 
+A_PAGE = "a web page and not the S3 server's: does this network ask for a login, or does a proxy answer?"
+NO_ETAG = (
+    "the answer has no ETag, so it is not the S3 server's: does the network ask for a login, or does a proxy answer?"
+)
+
 SMALL_BYTES = 64 << 10
 """The largest body of an answer that is neither an object nor a listing; no more is read of a refusal's body."""
 
@@ -66,7 +71,9 @@ class Request:
 
 
 def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
-    """Return the facts in the headers about an object of `size` bytes."""
+    """Return the facts in the headers about an object of `size` bytes. Errors: CorruptBody."""
+    if "etag" not in headers and "last-modified" not in headers:
+        raise CorruptBody(f"{shown(key)}: {NO_ETAG}", key=key)
     return ObjectInfo(
         key=key,
         size=size,
@@ -124,6 +131,14 @@ def describe_part(key: str, headers: Mapping[str, str], length: int, byte_range:
             f"GET {shown(key)}: {length} bytes came for range {byte_range.start}-{byte_range.stop}", key=key
         )
     return describe(key, headers, size)
+
+
+def written_etag(request: Request, answer: Answer) -> ETag:
+    """Return the ETag of what a PUT has written. Errors: CorruptBody if it is missing, as every S3 server sends it."""
+    etag = unquote_etag(answer.headers.get("etag", ""))
+    if not etag:
+        raise CorruptBody(f"PUT {shown(request.key)}: {NO_ETAG}", key=request.key)
+    return etag
 
 
 def unquote_etag(text: str) -> ETag:

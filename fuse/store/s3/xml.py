@@ -34,7 +34,7 @@ from ..base import (
 )
 from ..packed import packed
 from .errors import one_line
-from .messages import META, SMALL_BYTES, size_of, unquote_etag
+from .messages import A_PAGE, META, SMALL_BYTES, size_of, unquote_etag
 from .sigv4 import encode_path
 
 _NAMESPACE = re.compile(rb"""\sxmlns=("[^"]*"|'[^']*')""")
@@ -54,6 +54,8 @@ _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
+_HTML = re.compile(rb"\s*(?:<[?!](?!doctype html)[^>]*>\s*)*<(?:!doctype )?html\b", re.IGNORECASE)
+"""The beginning of an HTML page, after comments and the like."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -188,7 +190,7 @@ def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteRefusal]:
     """Parse the failures in a DeleteResult, whose keys are not URL-encoded. Errors: CorruptBody."""
     return [
         DeleteRefusal(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
-        for item in _parse(body, most_tags=_FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
+        for item in _parse(body, "DeleteResult", _FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
     ]
 
 
@@ -203,6 +205,11 @@ def parse_error(body: bytes) -> ErrorAnswer | None:
     if root.tag != "Error":
         return None
     return ErrorAnswer(*(root.findtext(name) or "" for name in ("Code", "Message", "RequestId", "Region")))
+
+
+def is_html(body: bytes) -> bool:
+    """Whether a body is a web page, as login pages of networks and other middleboxes send it in the server's place."""
+    return _HTML.match(body[:1000]) is not None
 
 
 def build_complete(parts: Sequence[tuple[PartNumber, ETag]], checksums: Sequence[str]) -> bytes:
@@ -239,6 +246,8 @@ def fits_xml(key: str) -> bool:
 
 def _parse(body: bytes, tag: str = "", most_tags: int = _FEW_TAGS) -> ElementTree.Element:
     """Parse a document without its namespace, with root `tag` if given. The module's docstring says what is refused."""
+    if is_html(body):
+        raise CorruptBody(f"the answer is {A_PAGE}")
     if _DOCTYPE in body or b"\0" in body:  # UTF-16 would hide a DOCTYPE
         raise CorruptBody("the server's XML has a DOCTYPE or is not UTF-8, which S3 never sends")
     if body.count(b"<") > most_tags or (

@@ -159,7 +159,7 @@ def test_a_loop_does_not_look_for_keys_itself(expiring: bool, empty_home: Path) 
         write_keys(empty_home, "OLD")
     source = Noted(chain_session())
     assert source.at_hand() is None
-    with ScriptedServer([http(200), http(200), http(403)]) as server:
+    with ScriptedServer([http(200, b"", 'ETag: "e"')] * 2 + [http(403)]) as server:
         store = client_of(server, keys=source).inner
         for _ in range(2):
             resolve(store.head("k"))

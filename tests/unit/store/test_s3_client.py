@@ -138,8 +138,8 @@ class TestBodies:
     def test_a_sink_never_sees_another_range_than_was_asked_for(self) -> None:
         body = bytes(200_000)
         got: list[Body] = []
-        short = http(206, body, "Content-Range: bytes 0-199999/900000")
-        ignored = http(200, bytes(900_000))
+        short = http(206, body, 'ETag: "e"', "Content-Range: bytes 0-199999/900000")
+        ignored = http(200, bytes(900_000), 'ETag: "e"')
         with scripted(short, ignored) as (client, _):
             for _ in range(2):
                 with contextlib.suppress(CorruptBody):
@@ -159,7 +159,8 @@ class TestRegions:
     )
     def test_a_bucket_is_followed_to_its_region_and_remembered(self, first: bytes) -> None:
         """By requests of every kind."""
-        with scripted(http(200), first, *[http(200, LISTING)] * 2, http(200)) as (client, server):
+        there = http(200, b"", 'ETag: "e"')
+        with scripted(there, first, *[http(200, LISTING)] * 2, there) as (client, server):
             client.head("k")
             client.list_page("")
             client.list_page("")
@@ -223,6 +224,7 @@ def get_range(start: int, stop: int) -> Ask:
     return lambda client: client.get("k", byte_range=ByteRange(start, stop))
 
 
+PAGE = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>Please log in</body></html>"
 LATE = http(200, error_of("InternalError", "late"))
 MATCHING = WriteOptions(if_match=ETag("e"))
 
@@ -278,6 +280,35 @@ class TestAnswers:
         assert raised.value.transient is (kind in {ServerFault, CorruptBody})
         assert len(server.requests) == len(answers)
 
+    @promise("S-66")
+    @pytest.mark.parametrize("page", [PAGE, b"<!-- 1 -->" + PAGE.removeprefix(b"<!DOCTYPE html>")])
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda client: client.delete("k"),
+            lambda client: client.delete_many(["k"]),
+            lambda client: client.abort_upload("k", UploadId("u")),
+            lambda client: client.put("k", b"", WriteOptions()),
+            lambda client: client.upload_part("k", UploadId("u"), PartNumber(1), b"part"),
+            lambda client: client.create_upload("k", WriteOptions()),
+            lambda client: client.copy("a", "b"),
+            lambda client: client.set_legal_hold("k", on=True),
+            lambda client: client.list_page(""),
+            lambda client: client.has_object_lock(),
+        ],
+    )
+    def test_the_page_of_a_network_that_asks_for_a_login_is_no_success(self, page: bytes, ask: Ask) -> None:
+        """Such networks answer each request with status 200."""
+        with scripted(http(200, page)) as (client, _), pytest.raises(CorruptBody, match="does this network ask for a"):
+            ask(client)
+
+    @promise("S-66")
+    @pytest.mark.parametrize("ask", [put, copy_part, head, get_range(0, 10), lambda client: client.get("k")])
+    def test_an_answer_that_tells_nothing_of_the_object_is_no_success(self, ask: Ask) -> None:
+        """S3 sends an ETag with each."""
+        with scripted(http(200, b"")) as (client, _), pytest.raises(CorruptBody):
+            ask(client)
+
     @promise("S-65")
     @pytest.mark.parametrize(
         ("body", "ask"), [(error_of("RequestTimeTooSkewed"), lambda client: client.list_page("")), (b"", head)]
@@ -295,7 +326,8 @@ class TestAnswers:
         assert (bytes(body), info.size, info.etag) == (b"234", 10, "e")
 
     def test_foreign_metadata_beyond_ascii_is_shown_as_an_encoded_word(self) -> None:
-        with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nx-amz-meta-Who: J\xc3\xbcrgen\r\n\r\n") as (client, _):
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: e\r\nx-amz-meta-Who: J\xc3\xbcrgen\r\n\r\n"
+        with scripted(answer) as (client, _):
             assert dict(client.head("k").metadata) == {"who": "=?UTF-8?B?SsO8cmdlbg==?="}
 
     def test_pages_of_uploads_are_followed_by_their_markers(self) -> None:
