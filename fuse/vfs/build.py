@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, Source, StaticCredentials, credentials_of, with_credentials
@@ -21,7 +22,7 @@ from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
-from ..loop import Loop
+from ..loop import Future, Loop
 from ..state.attributes import AttributeMemory
 from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog
@@ -54,6 +55,8 @@ _LIVE = (
     "write_back_s",
 )
 """The fields of MountSpec that can change while the mount lives; the credentials of `source` can, too."""
+LEFT_S = 20.0
+"""How long a new mount waits, in seconds, until what an earlier one has left is sent; the supervisor waits for 60 s."""
 
 
 class MountedStore:
@@ -252,7 +255,11 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
                 core.db.put_off(intent, core.clock.time_ns())
         core.db.seen_boot()
     filesystem.uploads.orphans.recover()
-    failures = [] if resumed else await filesystem.uploads.retry([])
+    failures: list[str] = []
+    if not resumed:
+        sending = filesystem.uploads.retry([])
+        # A rename that was begun has to find there what it renames.
+        failures = await (sending if core.db.intents() else _in_time(core.loop, sending))
     try:
         failures += await filesystem.renames.finish(resumed=resumed)
     except StoreError as error:
@@ -261,3 +268,18 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         filesystem.upkeep.resume()
     for line in failures:
         log.error("left from an earlier run and not yet finished", extra=fields(what=line))
+
+
+async def _in_time(loop: Loop, sending: Coroutine[Any, Any, list[str]]) -> list[str]:
+    """Return what a coroutine returns; or nothing after LEFT_S, when it goes on in the background."""
+    over: Future[None] = Future()
+
+    def end() -> None:
+        if not over.done:
+            over.set_result(None)
+
+    task = loop.background(sending)
+    task.on_done(end)
+    loop.later(LEFT_S, end)
+    await over
+    return task.result() if task.done else []

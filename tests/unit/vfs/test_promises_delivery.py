@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -11,6 +12,7 @@ import pytest
 
 from datastore.errors import AccessDenied, ServerFault
 from datastore.fuse.ops import Fh
+from datastore.fuse.vfs import build
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -242,6 +244,31 @@ def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pyt
     second.join()
     assert (failures, left.calls("put") - before) == ([], 1)
     assert world.body("f") == b"older"
+
+
+@promise("S-20")
+def test_a_mount_does_not_wait_long_for_what_was_left(
+    world: World, left: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent while programs work: a slow line may need hours. What they write meanwhile comes after it."""
+    monkeypatch.setattr(build, "LEFT_S", 0.1)
+    sent = threading.Event()
+
+    def slow_line(_index: int, method: str) -> None:
+        if method == "put" and not sent.is_set():
+            assert sent.wait(PATIENCE_S)
+
+    again = left.again(plan=slow_line)
+    assert ([row["path"] for row in again.fs.uploads.unsent()], world.all_keys()) == (["f"], [])
+    assert again.local.listdir() == []
+    newer = Beside(lambda: again.local.write("f", b"newer"))
+    newer.begin()
+    assert world.all_keys() == []
+    sent.set()
+    newer.join()
+    assert world.body("f") == b"newer"
+    assert again.fs.uploads.unsent() == []
+    again.nothing_left()
 
 
 @promise("S-20")
