@@ -1,4 +1,5 @@
-"""The words by which a user is told that the storage of a mount does not answer, from the mount server's status."""
+"""The words by which a user is told that the storage of a mount does not answer, or refuses access, from the mount
+server's status."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _DAY_S = 24 * 3600.0
 
 
 def storage_words(seen: Mapping[str, Any]) -> str:
-    """Return what the user has to know of a mount's storage: that it does not answer and why, or '' when it answers."""
+    """Return what the user has to know of a mount's storage: what is wrong and why, or '' when nothing is."""
     silent = seen.get("storage")
     if not silent:
         return ""
@@ -21,13 +22,15 @@ def storage_words(seen: Mapping[str, Any]) -> str:
 
 
 def state_words(seen: Mapping[str, Any]) -> str:
-    """Return the mount's state and, while its storage does not answer, a few words about that."""
+    """Return the mount's state and, while its storage does not answer or refuses access, a few words about that."""
     silent = seen.get("storage")
     return f"{seen['state']}, {_silence(silent)}" if silent else seen["state"]
 
 
 def _silence(silent: Mapping[str, Any]) -> str:
-    """Say that the storage does not answer, and since when if the mount has a server of ours that watches it."""
+    """Say what is wrong with the storage, and since when if the mount has a server of ours that watches it."""
+    if silent.get("refuses"):
+        return f"storage has refused access since {_clock(silent['since'])}"
     if "since" in silent:
         return f"storage has not answered since {_clock(silent['since'])}"
     return "storage does not answer"

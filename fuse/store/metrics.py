@@ -1,5 +1,5 @@
 """Statistics of a store for `status`, the metrics and tests: calls, bytes, time and errors by class, per method, and
-since when the store has not answered."""
+since when the store has not answered, or refuses access."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from datastore.errors import StoreError
+from datastore.errors import (
+    AccessDenied,
+    BucketNotFound,
+    ClockSkew,
+    CredentialsInvalid,
+    EndpointNotAllowed,
+    ObjectLocked,
+    StoreError,
+    WrongRegion,
+)
 from datastore.histogram import Histogram
 
 SILENT_S = 10.0
 """How long a request may wait for its answer before that counts as silence; a failed attempt counts at once."""
 
 
+_NO_ACCESS = (AccessDenied, BucketNotFound, ClockSkew, CredentialsInvalid, EndpointNotAllowed, WrongRegion)
+
+
 class Silence:
-    """Since when one store has not answered, for people who look at a mount in an outage. Any thread may use it."""
+    """Since when one store has not answered, or has refused access, for people who look at a mount in an outage.
+    Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,6 +39,9 @@ class Silence:
         """Start of the present period without an answer, monotonic seconds; None: the store has answered everything."""
         self._asked_at = 0.0
         self._error = ""
+        self._refused_since: float | None = None
+        """When the store refused access, monotonic seconds; None: it has granted it since."""
+        self._refusal = ""
 
     def asked(self) -> None:
         """Note that a call begins; ended() must follow."""
@@ -49,15 +65,30 @@ class Silence:
             if not lost:
                 self._since = time.monotonic() if self._waiting else None
 
+    def answered(self, error: StoreError | None = None) -> None:
+        """Note an answer of the store. error: how it failed the request."""
+        with self._lock:
+            if not isinstance(error, _NO_ACCESS) or isinstance(error, ObjectLocked):
+                self._refused_since = None
+                return
+            self._refusal = str(error)
+            if self._refused_since is None:
+                self._refused_since = time.monotonic()
+
     def told(self) -> dict[str, Any]:
-        """Return since and lastAsked (Unix time), silentSeconds, error of the last attempt; {} if the store answers."""
+        """Return since and lastAsked (Unix time), error of the last attempt, and silentSeconds; or in place of the last
+        `refuses` if the store answers, but refuses access; {} if all is well."""
         with self._lock:
             now, since, error = time.monotonic(), self._since, self._error
-            if since is None or not (error or now - since >= SILENT_S):
+            told: dict[str, Any]
+            if since is not None and (error or now - since >= SILENT_S):
+                told = {"silentSeconds": round(now - since, 1), "error": error}
+            elif (since := self._refused_since) is not None:
+                told = {"refuses": True, "error": self._refusal}
+            else:
                 return {}
             to_unix = time.time() - now
-            times = {"since": since + to_unix, "lastAsked": self._asked_at + to_unix}
-            return {**times, "silentSeconds": round(now - since, 1), "error": error}
+            return {"since": since + to_unix, "lastAsked": self._asked_at + to_unix, **told}
 
 
 @dataclass

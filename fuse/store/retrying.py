@@ -165,8 +165,10 @@ class RetryingStore:
         failed: dict[int, StoreError] = {}
 
         def answered(number: int, answer: ObjectInfo | StoreError) -> None:
-            error = type(answer).__name__ if isinstance(answer, StoreError) else ""
-            self.metrics.record("head", self._clock() - began, error=error)
+            error = answer if isinstance(answer, StoreError) else None
+            self.metrics.record("head", self._clock() - began, error="" if error is None else type(error).__name__)
+            if error is None or not error.transient:
+                self.metrics.silence.answered(error)
             sink(number, answer)
 
         async def attempt() -> None:
@@ -207,6 +209,7 @@ class RetryingStore:
             self.metrics.record("get", now - begun.pop(wanted), received=received, error=error)
             if answer is not None:
                 self._answered_at = now
+                self.metrics.silence.answered()
             sink(wanted, answer)
 
         await self.inner.get_many(begin, answered)
@@ -230,6 +233,7 @@ class RetryingStore:
         since = began if call is None else call.waiting_since(began, self._answered_at)
         silence.asked()
         failed, lost, by_store, got = "", "", True, 0
+        refusal: StoreError | None = None
         try:
             try:
                 answer = await attempt()
@@ -242,6 +246,7 @@ class RetryingStore:
             return answer
         except StoreError as error:
             failed, lost = type(error).__name__, str(error) if error.transient else ""
+            refusal = error
             raise
         except BaseException as error:
             failed, by_store = type(error).__name__, False
@@ -251,6 +256,9 @@ class RetryingStore:
             silence.ended(lost)
             if by_store and not lost:
                 self._answered_at = ended
+                if counted:
+                    silence.answered(refusal)
+            del refusal  # its traceback holds this frame
             if by_store and call is not None:
                 call.failing_since = since if lost else None
             if counted:

@@ -7,10 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from datastore.errors import AccessDenied, StoreError, Unreachable
+from datastore.errors import (
+    AccessDenied,
+    BucketNotFound,
+    ClockSkew,
+    CredentialsInvalid,
+    NotFound,
+    ObjectLocked,
+    OutOfSpace,
+    PreconditionFailed,
+    StoreError,
+    Unreachable,
+)
 from datastore.fuse.loop import now
 from datastore.fuse.store import metrics
 from datastore.fuse.store.base import WriteOptions
+from datastore.mounting.silence import state_words, storage_words
 from tests.clock import ManualClock
 from tests.driving import resolve
 from tests.faulty import Fault, FaultyStore, no_faults
@@ -66,10 +78,44 @@ def test_a_refused_connection_is_silence_since_it_was_asked(clock: ManualClock) 
     assert store.silence.told() == {}
 
 
-def test_a_refusal_is_an_answer() -> None:
+@pytest.mark.parametrize("refusal", [NotFound("no"), PreconditionFailed("no"), ObjectLocked("no"), OutOfSpace("no")])
+def test_a_refusal_is_an_answer(refusal: StoreError) -> None:
+    """Of one object, or of one write, it says nothing about the others."""
     store = Store()
     store.ask(Unreachable("connection refused"))
-    store.ask(AccessDenied("no"))
+    store.ask(refusal)
+    assert store.silence.told() == {}
+
+
+@promise("S-196")
+@pytest.mark.parametrize("kind", [AccessDenied, BucketNotFound, ClockSkew, CredentialsInvalid])
+@pytest.mark.parametrize("many", [False, True])
+def test_who_is_refused_access_is_told_since_when(clock: ManualClock, kind: type[StoreError], many: bool) -> None:
+    """Until a request succeeds. Silence goes before it."""
+    store = Store()
+
+    def ask(error: StoreError | None = None) -> None:
+        if many:
+            store.faulty.plan = no_faults if error is None else lambda index, method: Fault(error)
+            resolve(store.retrying.head_many(["key"], lambda _number, _answer: None))
+        else:
+            store.ask(error)
+
+    store.ask()
+    began_s = clock.time_ns() / 1e9
+    ask(kind("no"))
+    clock.advance(4.0)
+    ask(kind("still no"))
+    clock.advance(1.0)
+    told = store.silence.told()
+    assert told == {"since": began_s, "lastAsked": began_s + 4.0, "refuses": True, "error": "still no"}
+    assert state_words({"state": "mounted", "storage": told}).startswith("mounted, storage has refused access since ")
+    assert storage_words({"storage": told}).endswith(": still no")
+    store.ask(Unreachable("connection refused"))
+    assert store.silence.told()["error"] == "connection refused"
+    ask(kind("no again"))
+    assert store.silence.told()["since"] == began_s
+    ask()
     assert store.silence.told() == {}
 
 
