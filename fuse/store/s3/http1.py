@@ -6,12 +6,15 @@ more than the parsing: without them a cold file of 100 KiB takes an eighth less 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
 import socket
 import ssl
 import struct
+import sys
+import termios
 from collections.abc import Callable
 from itertools import count
 
@@ -68,7 +71,7 @@ class Connection:
     with one they await, and the connection is closed when the loop ends. Errors of all calls: TimeoutError, OSError.
     """
 
-    __slots__ = ("_edge", "_limit_s", "_loop", "_sent_at_once", "_stream", "_tls", "secure", "sock")
+    __slots__ = ("_edge", "_held", "_limit_s", "_loop", "_sent_at_once", "_stream", "_tls", "secure", "sock")
 
     def __init__(self, stream: socket.socket | TlsSocket, loop: Loop | None = None) -> None:
         self._stream = stream
@@ -76,6 +79,8 @@ class Connection:
         self.sock = sock = stream.sock if isinstance(stream, TlsSocket) else stream
         self.secure = self._tls is not None
         self._limit_s = -2.0
+        self._held = 0
+        """Of a blocking connection: the bytes that were not acknowledged before the present call."""
         self._loop = loop
         self._sent_at_once = False
         self._edge: Edge | _Kernel = _Kernel()
@@ -96,6 +101,7 @@ class Connection:
 
         The kernel waits, which takes one system call a piece, where Python's own timeout takes two.
         """
+        self._held = self._unacknowledged()
         if seconds == self._limit_s:
             return
         if self._limit_s < 0:
@@ -103,6 +109,22 @@ class Connection:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.sock.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
         self._limit_s = seconds
+
+    async def _ready(self, pace: Pace) -> None:
+        """Wait until a call is worth another try; a blocking connection has waited in the kernel. That the other side
+        takes what was sent is no silence: the kernel may hold a MiB of it, for which a slow line needs a minute.
+        Errors: TimeoutError."""
+        limit_s = pace()
+        held = self._held if self._loop is None else self._unacknowledged()
+        try:
+            await self._edge.wait(limit_s)
+        except TimeoutError:
+            if self._unacknowledged() >= held:
+                raise
+
+    def _unacknowledged(self) -> int:
+        """Return how many bytes the kernel holds that the other side has not acknowledged (SIOCOUTQ in tcp(7))."""
+        return int.from_bytes(fcntl.ioctl(self.sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     async def give_way(self, pace: Pace) -> None:
         """Let other tasks of the loop run while much data comes at once. Errors: TimeoutError when no time is left."""
@@ -115,14 +137,14 @@ class Connection:
         first. After a send that waited, the loop may have reported the answer already: try to receive it first."""
         if self._loop is not None and self._sent_at_once:
             self._sent_at_once = False
-            await self._edge.wait(pace())
+            await self._ready(pace)
         while True:
             if self._loop is None:
                 self._limit(pace())
             try:
                 return self._stream.recv(size, flags)
             except BlockingIOError:
-                await self._edge.wait(pace())
+                await self._ready(pace)
             except ssl.SSLWantReadError:
                 await self.give_way(pace)
 
@@ -136,7 +158,7 @@ class Connection:
             try:
                 count = self._stream.recv_into(view[done:], 0, flags)
             except BlockingIOError:
-                await self._edge.wait(pace())
+                await self._ready(pace)
                 continue
             except ssl.SSLWantReadError:
                 await self.give_way(pace)
@@ -158,7 +180,7 @@ class Connection:
                 left = memoryview(left)[sent:] if sent < len(left) else b""
             except BlockingIOError:
                 waited = True
-                await self._edge.wait(pace())
+                await self._ready(pace)
         self._sent_at_once = not waited
 
     async def send_joined(self, head: bytes, body: Body, pace: Pace) -> None:
@@ -170,7 +192,7 @@ class Connection:
             try:
                 sent = self.sock.sendmsg((head, view[:_SENT_BYTES]))
             except BlockingIOError:
-                await self._edge.wait(pace())
+                await self._ready(pace)
         if sent < len(head):
             await self.send(head[sent:], pace)
         await self.send(view[max(0, sent - len(head)) :], pace)
@@ -191,8 +213,8 @@ class Connection:
             try:
                 sent = os.sendfile(self.sock.fileno(), part.fd, at, min(stop - at, _SENDFILE_BYTES))
                 at += sent or self.sock.send(_ZEROS[: stop - at])
-            except BlockingIOError as error:
-                raise TimeoutError from error
+            except BlockingIOError:
+                await self._ready(pace)
 
     def is_quiet(self) -> bool:
         """Whether there is nothing to read; else the server closed this idle connection, or is out of step.

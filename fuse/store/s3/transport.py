@@ -37,15 +37,16 @@ _BODYLESS = frozenset({204, 304})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
     """connections: open at once (64: more would only queue in the server). connect_s: for TCP and TLS. idle_s: between
-    two bytes in either direction. call_s: for a whole call, plus the time of its bodies at body_floor bytes per second,
-    plus long_s where the server copies 5 GiB or joins 10,000 parts before it answers (250 s at 20 MB/s).
+    two bytes in either direction. call_s: for a whole call, plus the time of its bodies at body_floor bytes per second
+    (all connections share one line, which may be slow), plus long_s where the server copies 5 GiB or joins 10,000 parts
+    before it answers (250 s at 20 MB/s).
     keep_s: an idle connection is not used again after this time, since servers close theirs after 5 to 60 s."""
 
     connections: int = 64
     connect_s: float = 5.0
     idle_s: float = 20.0
     call_s: float = 30.0
-    body_floor: int = 256 << 10
+    body_floor: int = 1 << 10
     long_s: float = 300.0
     keep_s: float = 55.0
 

@@ -350,6 +350,56 @@ class TestDeadlines:
             assert QUICK.call_s <= time.monotonic() - began < PATIENCE_S
             over.set()
 
+    @pytest.mark.parametrize("method", ["PUT", "GET"])
+    def test_a_slow_line_is_no_silence(self, method: str, shown: Identity | None, transports: Transports) -> None:
+        """All connections share it: eight parts of uploads of 8 MiB each, or 64 files that are read."""
+        body = bytes(600_000)
+
+        def crawl(connection: socket.socket) -> None:
+            head = connection.recv(1000)
+            if method == "GET":
+                connection.sendall(http(200, body)[: -len(body)])
+            received = len(head.partition(b"\r\n\r\n")[2])
+            for start in range(0, len(body), 20_000):
+                time.sleep(0.1)
+                if method == "GET":
+                    connection.sendall(body[start : start + 20_000])
+                else:
+                    while received < start + 20_000:
+                        received += len(connection.recv(start + 20_000 - received))
+            if method == "PUT":
+                connection.sendall(http(200))
+
+        with talking(crawl, identity=shown) as port:
+            limits = TransportLimits(idle_s=2 * PATIENCE_S, call_s=0.5)
+            transport = transports.to(port, limits=limits, **trusting(shown))
+            sent, expected = (body, 0) if method == "PUT" else (b"", len(body))
+            asked = Request(method=method, body=sent, expected_bytes=expected, most_bytes=len(body))
+            assert transport.ask(asked).status == 200
+
+    def test_what_the_other_side_takes_is_no_silence(self, transports: Transports) -> None:
+        """Though the kernel has room for more only when it has taken a third of what is under way."""
+        size, over = 4 * MIB, threading.Event()
+
+        def crawl(listener: socket.socket) -> None:
+            with listener.accept()[0] as connection:
+                received = 0
+                while received < size:
+                    time.sleep(0.05)
+                    received += len(connection.recv(200_000))
+                connection.sendall(http(200))
+                over.wait(PATIENCE_S)
+
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            threading.Thread(target=crawl, args=[listener], daemon=True).start()
+            limits = replace(QUICK, call_s=2 * PATIENCE_S)
+            transport = transports.to(listener.getsockname()[1], limits=limits)
+            assert transport.ask(Request(method="PUT", body=bytes(size))).status == 200
+            over.set()
+
     def test_a_server_that_does_not_take_a_part_ends_at_the_idle_limit(
         self, tmp_path: Path, transports: Transports
     ) -> None:
