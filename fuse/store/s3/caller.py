@@ -155,6 +155,7 @@ class Caller:
         said = xml.parse_error(bytes(answer.body)) or xml.ErrorAnswer("", "", "", "")
         headers = answer.headers
         server_s = http_date_ns(headers.get("date", "")) / 1e9
+        route = self.place[1].route
         return Refusal(
             method=request.method,
             key=request.key,
@@ -169,6 +170,7 @@ class Caller:
             if_none_match="if-none-match" in request.headers,
             if_match="if-match" in request.headers and request.method in _WRITES,
             skew_s=server_s - self._clock() if server_s else 0.0,
+            proxy=f"{route.proxy.host}:{route.proxy.port}" if route.proxy and not route.secure else "",
         )
 
 

@@ -86,6 +86,8 @@ UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 _REDIRECTS = range(300, 400)
 """Statuses that send the client elsewhere: to the bucket's region if S3 says them, else mostly from http to https."""
+_OF_PROXIES = frozenset({403, 502, 503, 504})
+"""Statuses by which a proxy says that it does not ask a server, or gets no answer from it."""
 _SKEW_TAKEN_S = 15 * 60
 """The clock skew that S3 accepts, in seconds; an answer to a HEAD can't say that the skew was larger."""
 _NAME_MAX_BYTES = 255
@@ -104,7 +106,8 @@ _LOCK_WORDS = ("protected by object lock", "worm protected")
 class Refusal:
     """A parsed error answer, with what was asked.
     region: where the bucket is, if the server says so; redirect: scheme and host to which it redirects, or '' if it
-    names none; skew_s: the server's clock minus this machine's, in seconds."""
+    names none; skew_s: the server's clock minus this machine's, in seconds; proxy: which proxy was asked to ask the
+    server, by plain HTTP, or ''."""
 
     method: str
     key: str
@@ -118,10 +121,18 @@ class Refusal:
     if_none_match: bool = False
     if_match: bool = False
     skew_s: float = 0.0
+    proxy: str = ""
+
+    @property
+    def by_proxy(self) -> bool:
+        """Whether it is the proxy that refuses: S3 gives a reason, except to a HEAD."""
+        return bool(self.proxy) and self.status in _OF_PROXIES and not self.code and self.method != "HEAD"
 
 
 def error_class(refusal: Refusal) -> type[e.StoreError]:
     """Return the error class of a refusal; every refusal has one."""
+    if refusal.by_proxy:
+        return e.Unreachable
     found = MEANT.get(refusal.code) or MEANT.get(str(refusal.status))
     if found is None:
         found = e.ServerFault if refusal.status >= 500 else e.InvalidRequest
@@ -168,8 +179,9 @@ def to_error(refusal: Refusal) -> e.StoreError:
     said = ": ".join(part for part in (refusal.code, refusal.message) if part) or f"HTTP status {refusal.status}"
     request = f" (request {one_line(refusal.request_id, 200)})" if refusal.request_id else ""
     what = f"{refusal.method} {shown(refusal.key)}" if refusal.key else f"{refusal.method} of the bucket"
+    who = "proxy" if refusal.by_proxy else "server"
     made = kind(
-        f"{what}: {_why(kind, refusal)}; server says: {one_line(said)}{request}",
+        f"{what}: {_why(kind, refusal)}; {who} says: {one_line(said)}{request}",
         key=refusal.key,
         status=refusal.status,
         code=one_line(refusal.code, 100),
@@ -189,6 +201,8 @@ def one_line(text: str, limit: int = 300) -> str:
 
 def _why(kind: type[e.StoreError], refusal: Refusal) -> str:
     who = refusal.access_key_id
+    if refusal.by_proxy:
+        return f"the proxy {refusal.proxy} refuses or can't reach the server: check HTTP_PROXY and NO_PROXY"
     if refusal.code == "SignatureDoesNotMatch" and kind is not e.InvalidKey:
         return f"the secret access key is wrong for access key id {who}"
     if refusal.code in {"InvalidAccessKeyId", "InvalidClientTokenId", "XAdminUserNotFound"}:

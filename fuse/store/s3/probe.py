@@ -118,7 +118,7 @@ def remove_bucket(location: S3Location, deadline_s: float = 10.0) -> None:
 def _explained(error: StoreError, location: S3Location, endpoint: Endpoint) -> StoreError:
     """Return the same error with a text that names the field of the manifest to correct."""
     kind, hint = type(error), _HINTS.get(type(error), "")
-    wordless = 300 <= error.status < 500 and not error.code
+    wordless = 300 <= error.status < 500 and not error.code and not isinstance(error, Unreachable)
     no_s3 = wordless or isinstance(error, CorruptBody | Unreachable)
     if no_s3 and not endpoint.secure and _speaks_tls(endpoint):
         url = replace(endpoint, scheme="https").service_url

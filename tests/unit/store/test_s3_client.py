@@ -24,6 +24,7 @@ from datastore.errors import (
     ServerFault,
     StoreError,
     Throttled,
+    Unreachable,
     WrongRegion,
 )
 from datastore.fuse.loop import now
@@ -301,6 +302,18 @@ class TestAnswers:
         """Such networks answer each request with status 200."""
         with scripted(http(200, page)) as (client, _), pytest.raises(CorruptBody, match="does this network ask for a"):
             ask(client)
+
+    @pytest.mark.parametrize("status", [403, 503])
+    def test_a_refusal_of_the_proxy_is_told_as_that(self, status: int) -> None:
+        """It says so by a page of its own; what is S3's refusal stays that, and a HEAD has no words of either."""
+        answers = http(status, PAGE), http(403, error_of("AccessDenied")), http(403, b"")
+        with scripted(*answers, endpoint="http://s3.lab.example", proxied=True) as (client, _):
+            words = rf"the proxy 127\.0\.0\.1:\d+ refuses.*check HTTP_PROXY.*; proxy says: HTTP status {status}"
+            with pytest.raises(Unreachable, match=words):
+                client.list_page("")
+            for ask in (lambda: client.list_page(""), lambda: client.head("k")):
+                with pytest.raises(AccessDenied, match="these credentials are not allowed to do that"):
+                    ask()
 
     @promise("S-66")
     @pytest.mark.parametrize("ask", [put, copy_part, head, get_range(0, 10), lambda client: client.get("k")])
