@@ -95,13 +95,17 @@ def _retry(record: MountRecord) -> None:
 
 
 def _save(record: MountRecord, directory: Path) -> None:
-    """Copy each file below the directory. Errors: DatastoreError naming the first file that can't be copied or exists
-    already. A copy that breaks off is removed, so that each file there is whole."""
+    """Copy each file below the directory; of several of one path the newest gets the name. Errors: DatastoreError
+    naming the first file that can't be copied or exists already. A copy that breaks off is removed, so that each file
+    there is whole."""
     files = unsent.unsent_files(record.state_dir, every=True)
+    newest = {each["path"]: each for each in files}  # the oldest come first
     for each in files:
         target = directory / each["path"].lstrip("/")
         if ".." in Path(each["path"]).parts:
             target = directory / each["staging"]
+        if each is not newest[each["path"]]:
+            target = target.with_name(f"{target.name}.{each['staging']}")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(each["file"], "rb") as source, target.open("xb") as copy:

@@ -115,6 +115,19 @@ def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
 
 
 @promise("S-47")
+def test_two_files_of_one_path_are_saved_side_by_side(cli: Cli, left: Path, tmp_path: Path) -> None:
+    """The newest has the name."""
+    db = StateDb(left / "state.db")
+    row = Unsent("older", "a.txt", "", "", 0, 0, {}, "text/plain", 1)
+    (left / "staging" / "older").write_bytes(b"older")
+    db.record_unsent(row)
+    db.close()
+    assert cli("unsent", "output", "--save", tmp_path / "saved").code == 0
+    assert (tmp_path / "saved/a.txt").read_bytes() == b"a.txt".ljust(4096, b".")
+    assert (tmp_path / "saved/a.txt.older").read_bytes() == b"older"
+
+
+@promise("S-47")
 @pytest.mark.parametrize(("error", "code"), [(OSError(errno.ENOSPC, "full"), 1), (KeyboardInterrupt(), 130)])
 def test_a_copy_that_breaks_off_is_removed(
     cli: Cli, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
