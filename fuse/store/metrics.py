@@ -23,6 +23,8 @@ from datastore.histogram import Histogram
 
 SILENT_S = 10.0
 """How long a request may wait for its answer before that counts as silence; a failed attempt counts at once."""
+LARGE_BYTES = 256 << 10
+"""A larger body may be on its way for minutes: how long its request waits says nothing, if no attempt fails."""
 
 
 _NO_ACCESS = (AccessDenied, BucketNotFound, ClockSkew, CredentialsInvalid, EndpointNotAllowed, WrongRegion)
@@ -43,12 +45,12 @@ class Silence:
         """When the store refused access, monotonic seconds; None: it has granted it since."""
         self._refusal = ""
 
-    def asked(self) -> None:
-        """Note that a call begins; ended() must follow."""
+    def asked(self, sent_bytes: int = 0) -> None:
+        """Note that a call begins that sends a body of so many bytes; ended() must follow."""
         with self._lock:
-            self._waiting += 1
+            self._waiting += sent_bytes <= LARGE_BYTES
             self._asked_at = time.monotonic()
-            if self._since is None:
+            if self._since is None and sent_bytes <= LARGE_BYTES:
                 self._since = self._asked_at
 
     def failed(self, error: BaseException) -> None:
@@ -56,14 +58,18 @@ class Silence:
         with self._lock:
             self._asked_at = time.monotonic()
             self._error = str(error)
+            if self._since is None:
+                self._since = self._asked_at
 
-    def ended(self, lost: str) -> None:
+    def ended(self, lost: str, sent_bytes: int = 0) -> None:
         """Note that a call has ended. lost: why the store gave no answer; "": it answered, perhaps with a refusal."""
         with self._lock:
-            self._waiting -= 1
+            self._waiting -= sent_bytes <= LARGE_BYTES
             self._error = lost
             if not lost:
                 self._since = time.monotonic() if self._waiting else None
+            elif self._since is None:
+                self._since = time.monotonic()
 
     def answered(self, error: StoreError | None = None) -> None:
         """Note an answer of the store. error: how it failed the request."""

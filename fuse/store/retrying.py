@@ -231,7 +231,7 @@ class RetryingStore:
         """
         began, call, silence = self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
-        silence.asked()
+        silence.asked(sent)
         failed, lost, by_store, got = "", "", True, 0
         refusal: StoreError | None = None
         try:
@@ -253,7 +253,7 @@ class RetryingStore:
             raise
         finally:
             ended = self._clock()
-            silence.ended(lost)
+            silence.ended(lost, sent)
             if by_store and not lost:
                 self._answered_at = ended
                 if counted:

@@ -120,21 +120,29 @@ def test_who_is_refused_access_is_told_since_when(clock: ManualClock, kind: type
 
 
 @promise("S-196")
-def test_who_waits_for_an_answer_is_told_of_after_a_while(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
-    """Nothing has failed yet."""
+@pytest.mark.parametrize("uploads", [False, True])
+def test_who_waits_for_an_answer_is_told_of_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, clock: ManualClock, uploads: bool
+) -> None:
+    """Nothing has failed yet. Over a slow line a large body is on its way for longer."""
     store, answer = Store(), threading.Event()
 
-    async def head(_key: str) -> None:
+    async def wait(*_arguments: object) -> None:
         await passed(answer)
 
-    monkeypatch.setattr(store.faulty.inner, "head", head)
-    waiting = threading.Thread(target=resolve, args=(store.retrying.head("key"),))
+    monkeypatch.setattr(store.faulty.inner, "head", wait)
+    monkeypatch.setattr(store.faulty.inner, "put", wait)
+    asked = store.retrying.put("key", bytes(8 << 20), WriteOptions()) if uploads else store.retrying.head("key")
+    waiting = threading.Thread(target=resolve, args=(asked,))
     waiting.start()
     try:
         eventually(lambda: store.faulty.calls)
         assert store.silence.told() == {}
         clock.advance(metrics.SILENT_S)
-        assert store.silence.told()["error"] == ""
+        assert store.silence.told().get("error") == (None if uploads else "")
+        if uploads:
+            store.silence.failed(Unreachable("connection reset"))
+            assert store.silence.told()["error"] == "connection reset"
     finally:
         answer.set()
         waiting.join()
