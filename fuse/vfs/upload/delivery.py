@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -190,10 +191,10 @@ class Stream:
         return result
 
     def _is_sent(self, part: Part) -> bool:
-        sent, staged = self._sent.get(part.number), self._what
-        if sent is None or part.copied or sent.byte_range != part.byte_range:
-            return False
-        return sent.etag.error is None and isinstance(staged, StagedFile) and staged.streamed.contains(*part.byte_range)
+        sent, staged = self._sent[part.number], self._what
+        assert isinstance(staged, StagedFile)
+        unchanged = sent.byte_range == part.byte_range and staged.streamed.contains(*part.byte_range)
+        return unchanged and sent.etag.error is None
 
     async def _wait(self) -> tuple[UploadNote, UploadId]:
         """Wait until no part is under way, so that a part that is sent again is not overtaken by its older bytes.
@@ -274,8 +275,8 @@ class Delivery:
 
     def stream(self, staged: StagedFile, key: str, options: WriteOptions) -> None:
         """Send the parts that a sequential writer has finished (S-45)."""
-        if staged.base_size or staged.rewrites > REWRITES_MAX or staged.error:
-            staged.stream_at = float("inf")
+        if staged.rewrites > REWRITES_MAX or staged.error:
+            staged.stream_at = math.inf
             return
         if not isinstance(staged.stream, Stream):
             staged.stream = Stream(self._core, self._places, staged, key, options)
@@ -304,8 +305,6 @@ class Delivery:
             self._conditions = False
             return await self._write(staged, to, conditional=False)
         except FSError as error:
-            if error.errno != errno.ESTALE:
-                raise
             if await self._recognised(staged):
                 return await self._write(staged, to, conditional=conditional)
             if not conditional:
@@ -357,8 +356,6 @@ class Delivery:
             async with self._large:
                 return await self._core.loop.lane(lambda: now(self._put(staged, to.key, options)))
         except (PreconditionFailed, AlreadyExists) as error:
-            if not conditional and not parts:
-                raise
             raise FSError(errno.ESTALE, "another client replaced the object that was being changed") from error
 
     async def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
@@ -372,7 +369,7 @@ class Delivery:
     ) -> Delivered:
         stream = staged.stream
         parts: Sequence[Part] = tuple(scheduled_parts(staged.size))
-        if not isinstance(stream, Stream) or stream.key != key or staged.base_size or not await stream.begins():
+        if not isinstance(stream, Stream) or stream.key != key or not await stream.begins():
             await self.drop_stream(staged)
             copies = any(part.copied for part in planned)
             stream, parts = Stream(self._core, self._places, staged, key, options, copies=copies), planned
@@ -391,14 +388,12 @@ class Delivery:
         base = staged.base
         if base is None or staged.attempt is None:
             return False
-        try:
+        with suppress(NotFound):
             info = await self._core.store.head(base.key)
-        except NotFound:
-            return False
-        if user_metadata(info.metadata) != user_metadata(staged.attempt):
-            return False
-        staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
-        return True
+            if user_metadata(info.metadata) == user_metadata(staged.attempt):
+                staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
+                return True
+        return False
 
 
 def _etag(staged: StagedFile) -> str:

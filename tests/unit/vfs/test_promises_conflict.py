@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
+from datastore.errors import PreconditionFailed
 from datastore.fuse.data import multipart
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -256,6 +257,42 @@ def test_what_follows_a_lost_answer_to_parts_is_kept(world: World, one: Client, 
     (row,) = one.fs.uploads.unsent()
     assert row["stuck"]
     assert file.read(PART, 5) == b"later"
+
+
+@promise("S-47")
+def test_what_seemed_to_be_there_for_a_moment_is_no_conflict(world: World, one: Client) -> None:
+    """The store said that there is another version, and has the one that was opened: the next try succeeds."""
+    world.put("f", b"older")
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"newer")
+    one.faulty.plan = lambda _, method: Fault(PreconditionFailed("another version")) if method == "put" else None
+    failing(errno.ESTALE, file.close)
+    one.faulty.plan = no_faults
+    assert resolve(one.fs.flush_all()) == []
+    assert world.body("f") == b"newer"
+
+
+@promise("S-47")
+@pytest.mark.parametrize("lost", [False, True])
+def test_bytes_that_can_not_be_fetched_any_more(world: World, one: Client, lost: bool) -> None:
+    """The other client's file has zeros where this one has what is nowhere any more: they are not the same. Or it is
+    removed, after an upload whose answer was lost.
+    """
+    size = 3 << 20
+    world.put("f", pattern(size))
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"XXX", 10)
+    if lost:
+        one.faulty.plan = lambda _, method: Fault(DOWN, after=True) if method == "put" else None
+        failing(errno.EIO, file.fsync)
+        one.faulty.plan = no_faults
+        world.tool.delete("f")
+    else:
+        kept = next(one.fs.core.staging_dir.iterdir()).read_bytes()
+        world.put("f", kept)
+    failing(errno.ESTALE, file.close)
+    (row,) = one.fs.uploads.unsent()
+    assert (row["stuck"], row["bytes"]) == (True, size)
 
 
 @promise("S-47", "S-20")

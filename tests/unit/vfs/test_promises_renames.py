@@ -305,12 +305,32 @@ def test_what_another_client_replaced_before_is_not_mixed(world: World, one: Cli
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
 
 
+@promise("S-25", "S-33")
+@pytest.mark.parametrize("size", [3 << 20, 9 << 20])
+def test_a_changed_file_whose_unchanged_part_is_gone_is_not_renamed(world: World, one: Client, size: int) -> None:
+    """Another client has replaced it: rename and close are ESTALE, and what was written is kept."""
+    world.put("f", b"o" * size)
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"XXX", 10)
+    world.put("f", b"theirs")
+    for call, arguments in ((one.local.rename, ("f", "g")), (file.close, ())):
+        failing(errno.ESTALE, call, *arguments)
+        assert world.contents() == {"f": b"theirs"}
+        (row,) = one.fs.uploads.unsent()
+        assert (row["path"], row["stuck"]) == ("f", call == file.close)
+
+
 @promise("S-26")
+@pytest.mark.parametrize("target", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("number", range(3))
-def test_a_directory_rename_that_fails_leaves_no_copy(world: World, one: Client, number: int, after: bool) -> None:
-    """Also of what was copied and not answered: the same rename can be asked for again."""
+def test_a_directory_rename_that_fails_leaves_no_copy(
+    world: World, one: Client, number: int, after: bool, target: bool
+) -> None:
+    """Also of what was copied and not answered: the same rename can be asked for again, onto an empty directory too."""
     one.local.mkdir("d")
+    if target:
+        one.local.mkdir("e")
     for each in ("x", "y/z"):
         world.put(f"d/{each}", each.encode())
     before = world.all_keys()

@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.driving import resolve
 from tests.faulty import Fault, no_faults
 from tests.localfs import File
 from tests.mounted import DOWN, Client, World, failing, pattern
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
 PART = 8192
@@ -123,6 +124,19 @@ def test_a_file_written_in_no_order_waits_for_its_close(world: World, one: Clien
 
 
 @promise("S-45")
+def test_a_file_that_gets_its_size_before_its_bytes_is_sent_once(world: World, one: Client) -> None:
+    """What is not written yet is not sent as zeros."""
+    content = pattern(PART * 6)
+    with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
+        file.truncate(len(content))
+        for at in range(0, len(content), PART):
+            file.write(content[at : at + PART], at)
+            settled(one)
+    assert world.body("f") == content
+    assert one.calls("upload_part") == 6
+
+
+@promise("S-45")
 @pytest.mark.parametrize("size", [0, 100, PART, PART + 1, PART * 2, PART * 3 + 5, PART * 9])
 def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) -> None:
     """Truncated while parts are on their way: the object has the size and bytes of the file."""
@@ -156,6 +170,32 @@ def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
     file.close()
     assert world.all_keys() == []
     one.nothing_left()
+
+
+@promise("S-45", "S-46")
+def test_a_removal_does_not_wait_for_parts_that_wait_themselves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is under way ends; the others are never sent."""
+    monkeypatch.setattr(delivery, "WIDTH", 1)
+    one, goes_on = world.client(), threading.Event()
+
+    def plan(index: int, method: str) -> None:
+        if method == "upload_part":
+            assert goes_on.wait(PATIENCE_S)
+
+    one.faulty.plan = plan
+    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    file.write(pattern(PART * 6))
+    stream = getattr(one.node("f").staged, "stream", None)
+    assert isinstance(stream, Stream)
+    with ThreadPoolExecutor(1) as beside:
+        removal = beside.submit(one.local.unlink, "f")
+        try:
+            eventually(lambda: stream._dropped)
+        finally:
+            goes_on.set()
+        removal.result(PATIENCE_S)
+    assert one.calls("upload_part") == 1
+    assert not world.bucket.uploads
 
 
 @promise("S-45")
