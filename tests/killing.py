@@ -21,8 +21,7 @@ def kill(fs: DatastoreFilesystem) -> None:
         resolve(fs.upkeep.stop())
     quiet(HELD_S)
     core = fs.core
-    if core.cache is not None:
-        core.cache.close()
+    core.cache.close()
     core.nodelog.close()
     core.db.close()
     unsent = [node.staged for node in core.nodes.by_ino.values() if node.staged is not None]

@@ -208,6 +208,13 @@ class StagedFile:
         if self.expects is not None:
             self.expects = version.etag
 
+    def copied(self, original: ETag, key: str, etag: ETag) -> None:
+        """Note that a version which may be the base, or the one to replace, is the object of this key and etag now."""
+        if self.expects == original:
+            self.expects = etag
+        if self.base is not None and self.base.etag == original:
+            self.moved(ObjectVersion(key, etag, self.base.size))
+
     @property
     def complete(self) -> bool:
         """Whether the file holds every byte."""

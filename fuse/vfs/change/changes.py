@@ -146,7 +146,7 @@ class Changes:
         except OSError:
             node.nlookup = 0
             core.nodes.detach(node)
-            self._uploads.drop_new(node)
+            self._uploads.discard(node)
             core.nodes.drop_unused(node)
             raise
         self._resolver.appeared(node, directory)
@@ -266,11 +266,8 @@ class Changes:
 
     async def let_go(self, node: Node) -> None:
         """Drop what a node without a name has staged; open handles keep it, but it is never sent. node.lock is held."""
-        if node.handles == 0:
-            await self._uploads.discard(node)
-            self._core.nodes.drop_unused(node)
-        else:
-            await self._uploads.forsake(node)
+        await self._uploads.forsake(node)
+        self._core.nodes.drop_unused(node)
 
     @asynccontextmanager
     async def removing(self, node: Node | None) -> AsyncIterator[None]:
@@ -309,7 +306,7 @@ class Changes:
             if isinstance(error, FSError) and error.errno != errno.ESTALE:
                 raise
             if staged is None:
-                await self._uploads.discard(node)
+                self._uploads.discard(node)
             if await self._has(version):
                 raise
             return

@@ -298,10 +298,7 @@ class Renames:
             return
         staged = node.staged
         if staged is not None and staged.dirty:
-            if staged.expects == copy.original:
-                staged.expects = copy.etag
-            if staged.base is not None and staged.base.etag == copy.original:
-                staged.moved(ObjectVersion(node.key, copy.etag, staged.base.size))
+            staged.copied(copy.original, node.key, copy.etag)
         elif node.etag == copy.original:
             self._adopt_version(node, node.key, WriteResult(copy.etag, copy.mtime_ns))
         else:
@@ -370,7 +367,7 @@ class Renames:
             if there.handles and there.staged is not None:  # open handles keep its bytes
                 record_removed(core, there)
             core.nodes.detach(there)
-            await (uploads.forsake(there) if there.handles else uploads.discard(there))
+            await uploads.forsake(there)
         if node is None or node.gone:
             return None
         if there is not node:

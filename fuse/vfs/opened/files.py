@@ -246,8 +246,8 @@ class Files:
         facts.edited(node, had._replace(mode=mode, mtime_ns=now, ctime_ns=now), staged.size)
         if not staged.journaled:
             self._uploads.record(node)
-        if staged.size >= staged.stream_at:
-            self._uploads.grown(node)
+        if staged.size >= staged.stream_at and not node.gone:
+            self._uploads.grown(node, staged)
 
     async def truncate(self, node: Node, size: int, *, kill_suidgid: bool = False) -> None:
         """Set the size of the staging file; the last block may have to be fetched. node.lock is held."""
@@ -298,7 +298,7 @@ class Files:
             raise FSError(errno.ENOSYS)
         handle = self._handles.get(fh)
         node = self._handles.node_of(ino, fh)
-        if not self._uploads.owes(node) or (handle is not None and not handle.writable):
+        if self._uploads.owed(node) is None or (handle is not None and not handle.writable):
             return
         if self._upkeep.writes_back:
             await self._upkeep.close(node)
@@ -344,7 +344,7 @@ class Files:
             if node.handles:
                 return
             if node.gone:
-                await self._uploads.discard(node)
+                self._uploads.discard(node)
                 self._core.removed.forget(node.ino)
                 if hidden := node.unlinked_key:  # the copy of a file that was removed while open
                     await self._core.remove(hidden)

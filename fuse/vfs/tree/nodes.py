@@ -275,10 +275,11 @@ class NodeTable:
         self.dropped: list[int] = []
         """The ids of dropped nodes that the log of node ids may still have."""
 
-    def unsent(self) -> list[Node]:
+    def unsent(self) -> dict[Node, StagedFile]:
         """Return the nodes that have a name and bytes not in the store. The time grows with the staging files."""
-        self.staged = {node for node in self.staged if node.staged is not None}
-        return [node for node in self.staged if node.dirty and not node.gone]
+        staged = {node: node.staged for node in self.staged if node.staged is not None}
+        self.staged = set(staged)
+        return {node: file for node, file in staged.items() if file.dirty and not node.gone}
 
     def use(self, directory: Directory) -> None:
         """Note that a directory is read, or that a name is looked up in it."""

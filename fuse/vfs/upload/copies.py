@@ -120,7 +120,6 @@ class Copies:
             meant = self._meant(page.objects)
             if not meant:
                 after = page.objects[-1].key
-                continue
             made = [self.made.get(self._new_key(found)) for found in meant]
             late = [one for one, copy in zip(meant, made, strict=True) if copy is None or copy.original != one.etag]
             await self._copy_all(late, keep_newer=False)

@@ -205,8 +205,8 @@ class OrphanedUploads:
             async with left.lock:
                 if name not in self.files:
                     continue
-                if copy is not None and staged.base is not None and staged.base.etag == copy.original:
-                    staged.moved(ObjectVersion(key, copy.etag, staged.base.size))
+                if copy is not None:
+                    staged.copied(copy.original, key, copy.etag)
                 self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
                 self.files[name] = left._replace(to=left.to._replace(key=key))
 

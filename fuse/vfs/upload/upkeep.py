@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 
+from ...data.staging import StagedFile
 from ...loop import Semaphore, Task
 from ..lookup.kerneldircache import KernelDirCache
 from ..tree.core import Core
@@ -60,7 +61,8 @@ class Upkeep:
         self._sending: dict[Node | None, Task[None]] = {}
         """The task for each node; the key None is the task that sends again what failed."""
         self._places = Semaphore(WIDTH)
-        self._started = self._looks = self._stopping = False
+        self._may_look = False
+        """Whether looking for what is due has to begin again when something waits: it has ended for want of that."""
 
     @property
     def writes_back(self) -> bool:
@@ -69,44 +71,39 @@ class Upkeep:
 
     def start(self) -> None:
         """Start the timers."""
-        self._started = True
         self._retry_at = min(self._retry_at, self._core.clock.monotonic() + self._core.settings.retry_upload_s)
         self._core.loop.every(_TICK_S, self._tick)
-        self._look_on()
+        self._core.loop.every(_LOOK_S, self._look)
 
     async def stop(self) -> None:
         """Stop the timers and wait for what is being sent; flush_all() has to send the rest."""
-        self._stopping = True
+        self._may_look = False
         self._core.loop.never(self._tick)
         self._core.loop.never(self._look)
         for task in [*self._sending.values(), *([self._round] if self._round is not None else [])]:
             with suppress(Exception):  # it is logged
                 await task
 
-    async def publish(self) -> None:
-        """Send open files that only grow and are due (S-44)."""
+    async def go_round(self) -> None:
+        """Send open files that only grow and are due (S-44); delete what the journal need not keep any more."""
         now = self._core.clock.monotonic()
-        for node in self._core.nodes.unsent():
-            if _due(node, now):
+        for node, staged in self._core.nodes.unsent().items():
+            if _due(staged, now):
                 try:
                     await self._uploads.publish(node)
                 except (DatastoreError, OSError) as error:
                     log.warning("a growing file is not published", extra=fields(path=node.path, error=error))
+        self._core.db.drop_forgotten()
 
     async def retry(self) -> None:
         """Send again what failed (S-19)."""
-        unsent = self._core.nodes.unsent()
-        await self._uploads.retry([node for node in unsent if node.staged is not None and node.staged.error])
+        await self._uploads.retry([node for node, staged in self._core.nodes.unsent().items() if staged.error])
 
     def _tick(self) -> None:
         self._dir_cache.expire()
         self.send_due(self._core.clock.monotonic())
         if self._round is None or self._round.done:
-            self._round = self._core.loop.background(self._go_round())
-
-    async def _go_round(self) -> None:
-        await self.publish()
-        self._core.db.drop_forgotten()
+            self._round = self._core.loop.background(self.go_round())
 
     # -- uploads after a close
 
@@ -115,21 +112,19 @@ class Upkeep:
         if not self.writes_back:
             return
         self._retry_at = self._due_at()
-        for node in self._core.nodes.unsent():
-            staged = node.staged
-            if staged is not None and not staged.error:
+        for node, staged in self._core.nodes.unsent().items():
+            if not staged.error:
                 staged.due = self._retry_at
                 self._wait(node, staged.size)
-        self._look_on()
 
     async def close(self, node: Node) -> None:
         """Persist a file at its close, or send it. Errors: OSError of the local disk; StoreError, FSError if sent."""
         async with node.lock:
-            staged = node.staged
-            if staged is None or not self._uploads.owes(node):
+            staged = self._uploads.owed(node)
+            if staged is None:
                 return
             full = len(self._waiting) >= MAX_FILES or self._bytes + staged.size > MAX_BYTES
-            sends = bool(full or staged.error or staged.published or staged.stream is not None)
+            sends = full or staged.stuck or staged.published or staged.stream is not None
             if not sends:
                 await self._uploads.persist(node)
                 staged.due = staged.due or self._due_at()
@@ -137,7 +132,9 @@ class Upkeep:
             await self._uploads.flush(node)
         else:
             self._wait(node, staged.size)
-            self._look_on()
+            if self._may_look:
+                self._may_look = False
+                self._core.loop.every(_LOOK_S, self._look)
 
     def _due_at(self) -> float:
         return self._core.clock.monotonic() + min(_REST_S, self._core.settings.write_back_s / _SHARE)
@@ -169,36 +166,26 @@ class Upkeep:
 
     async def _send(self, node: Node | None) -> None:
         try:
-            # Sending again what failed takes no place: it need not wait for the closed files.
-            async with self._places if node is not None else nullcontext():
-                if self._stopping:
-                    return
-                if node is None:
-                    await self.retry()
-                else:
+            if node is None:  # this takes no place: it need not wait for the closed files
+                await self.retry()
+            else:
+                async with self._places:
                     await self._uploads.retry_one(node)
         finally:
             del self._sending[node]
             if node is None:
                 self._retry_at = self._core.clock.monotonic() + self._core.settings.retry_upload_s
 
-    def _look_on(self) -> None:
-        """Look often for what is due, for as long as anything waits."""
-        if self._started and not self._looks and not self._stopping:
-            self._looks = True
-            self._core.loop.every(_LOOK_S, self._look)
-
     def _look(self) -> None:
         now = self._core.clock.monotonic()
         self.send_due(now)
         if not self._waiting and self._retry_at > now + _TICK_S:
-            self._looks = False
+            self._may_look = True
             self._core.loop.never(self._look)
 
 
-def _due(node: Node, now: float) -> bool:
-    staged = node.staged
-    if staged is None or not staged.appended or staged.error or not staged.dirty_ranges:
+def _due(staged: StagedFile, now: float) -> bool:
+    if not staged.appended or staged.error or not staged.dirty_ranges:
         return False
     grown = staged.dirty_ranges.total
     if now - staged.written_at >= QUIET_S:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
@@ -108,31 +108,28 @@ class Uploads:
             self.record(node, lasting=True)
             await self._core.loop.on_disk(self._core.db.sync)
 
-    def grown(self, node: Node) -> None:
+    def grown(self, node: Node, staged: StagedFile) -> None:
         """Send the parts that the writer has finished, when the staging file has reached stream_at."""
-        staged = node.staged
-        if staged is not None and not node.gone:
-            options = _options(node)
-            if not staged.times_set:
-                options = replace(options, metadata=without_times(options.metadata))
-            self._delivery.stream(staged, node.key, options)
+        options = _options(node)
+        if not staged.times_set:
+            options = replace(options, metadata=without_times(options.metadata))
+        self._delivery.stream(staged, node.key, options)
 
     async def forsake(self, node: Node) -> None:
-        """Abort the upload of an open file without a name, and forget its journal row: it is never sent."""
+        """Never send what is staged of a node without a name: abort its upload, and forget its journal row.
+        The bytes stay for as long as it is open.
+        """
         staged = node.staged
-        if staged is not None:
+        if node.handles == 0:
+            self.discard(node)
+        elif staged is not None:
             await self._delivery.drop_stream(staged)
             self._core.db.forget_unsent(staged.name)
 
-    async def discard(self, node: Node) -> None:
-        """Drop the staging file: its content is in the store, or nobody wants it."""
-        staged = node.staged
-        if staged is not None and staged.stream is not None:
-            await self._delivery.drop_stream(staged)
-        self.drop_new(node)
-
-    def drop_new(self, node: Node) -> None:
-        """As discard(), for a staging file of which no part was sent yet."""
+    def discard(self, node: Node) -> None:
+        """Drop the staging file: its content is in the store, or nobody wants it.
+        Only an open file has parts on their way, as each close sends or aborts them.
+        """
         staged, node.staged = node.staged, None
         if staged is not None:
             staged.close(remove=True)
@@ -146,6 +143,7 @@ class Uploads:
         core = self._core
         destination = self._destination(node)
         staged, node.staged = node.staged, None
+        assert staged is not None
         facts.doubted(node, attributes=True)
         node.pages_valid = False
         above = node.parent
@@ -153,27 +151,26 @@ class Uploads:
             above.forget_listing()
             facts.doubted(above)
             above = above.parent
-        if staged is not None:
-            self.orphans.add(staged, destination)
-            core.notifier.inval_inode(node.ino)
+        self.orphans.add(staged, destination)
+        core.notifier.inval_inode(node.ino)
 
     async def settle(self, node: Node) -> None:
         """Drop a staging file after the last close and the upload; its content becomes a version in the disk cache.
         Files of up to SMALL bytes are not cached there: their bytes are in memory since they were sent.
         """
-        staged, cache = node.staged, self._core.cache
-        if staged is not None and cache is not None and not node.gone and staged.size > SMALL and staged.complete:
-            await self._core.loop.on_disk(cache.adopt, node.version(), staged.path)
-        await self.discard(node)
+        staged = node.staged
+        if staged is not None and not node.gone and staged.size > SMALL and staged.complete:
+            await self._core.loop.on_disk(self._core.cache.adopt, node.version(), staged.path)
+        self.discard(node)
 
     # -- upload
 
-    def owes(self, node: Node) -> bool:
-        """Return whether a close of the node has anything to send, or to confirm in the store (see _confirm())."""
+    def owed(self, node: Node) -> StagedFile | None:
+        """Return the staging file if a close has to send it, or to confirm it in the store (see _confirm())."""
         staged = node.staged
         if staged is None or (node.gone and not node.lost):
-            return False
-        return staged.dirty or staged.published
+            return None
+        return staged if staged.dirty or staged.published else None
 
     def waits(self, node: Node) -> bool:
         """Return whether the last close has to leave the upload to a later retry_one(), which drops the staging file.
@@ -202,7 +199,7 @@ class Uploads:
         goes = unread and staged is not None and staged.size <= SMALL
         await self.send(node, goes=goes)
         if goes:
-            await self.discard(node)
+            self.discard(node)
 
     async def publish(self, node: Node) -> None:
         """As flush(), but before the close, so that other clients see what was written so far."""
@@ -217,14 +214,10 @@ class Uploads:
         base = staged.base
         if staged.dirty or base is None or staged.expects is not None:
             return
-        try:
+        with suppress(NotFound):
             replaced = (await self._core.store.head(base.key)).etag != base.etag
-        except NotFound:
-            return
-        if replaced and staged.complete:
-            if node.lost:
-                self._take_back(node)
-            staged.dirty = True
+            if replaced and staged.complete:
+                self.stage(node).dirty = True
 
     async def send(
         self,
@@ -256,7 +249,7 @@ class Uploads:
             async with self.orphans.superseded(destination.key):
                 done = await self._delivery.write(staged, destination)
             if done is None:
-                await self.discard(node)
+                self.discard(node)
                 await self._resolver.ask(node)
                 return
             self._delivered(node, destination, done)
@@ -311,7 +304,7 @@ class Uploads:
 
     # -- unsent files
 
-    async def retry(self, nodes: list[Node]) -> list[str]:
+    async def retry(self, nodes: Iterable[Node]) -> list[str]:
         """Send the files of these nodes, and those that belong to no node; return a line for each that failed."""
         failures = [line for node in nodes if (line := await self.retry_one(node))]
         return failures + await self.orphans.send()
@@ -320,7 +313,7 @@ class Uploads:
         """Send one file, and settle() it if no handle is open; return what failed, or ''."""
         try:
             async with self._core.tree.shared(), node.lock:
-                await self._flush(node, unread=not (node.handles or node.gone))
+                await self._flush(node, unread=not node.handles)
                 if node.handles == 0 and not node.dirty:
                     await self.settle(node)
             self._core.nodes.drop_unused(node)
@@ -336,9 +329,8 @@ class Uploads:
         by their path in this mount; return how many.
         """
         core = self._core
-        nodes = [node for node in core.nodes.by_ino.values() if node.dirty and os.fsdecode(node.path) == path]
         named = set()
-        for node in nodes:
+        for node in [node for node in core.nodes.unsent() if os.fsdecode(node.path) == path]:
             async with core.tree.shared(), node.lock:
                 if node.staged is not None and node.staged.error and not node.handles:
                     named.add(node.staged.name)
@@ -353,7 +345,7 @@ class Uploads:
 
     def unsent(self) -> list[dict[str, object]]:
         """Return the files that are not in the store, for `datastore status`: see orphans.listed()."""
-        rows = [listed(node.path, node.staged) for node in self._core.nodes.unsent() if node.staged is not None]
+        rows = [listed(node.path, staged) for node, staged in self._core.nodes.unsent().items()]
         return rows + self.orphans.unsent()
 
 

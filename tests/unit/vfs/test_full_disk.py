@@ -113,7 +113,7 @@ def test_a_failed_rename_is_not_done_later(world: World, removing: Client, monke
             failing(errno.EIO, rename_over, removing)
             removing.faulty.plan = no_faults
         file.write(b"later", 0)
-    removing.fs.core.db.drop_forgotten()  # as upkeep does
+    resolve(removing.fs.upkeep.go_round())
     removing.again()
     assert world.body("f") == b"later" + LARGE[5:]
     assert world.body("g") == b"replacement"

@@ -10,9 +10,10 @@ import pytest
 
 from datastore.errors import PreconditionFailed
 from datastore.fuse.data import multipart
+from datastore.fuse.ops import OpenRequest
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
-from tests.localfs import File
+from tests.localfs import ME, File
 from tests.mounted import DOWN, Client, World, failing, pattern, taken_over
 from tests.promises import promise
 
@@ -72,7 +73,11 @@ def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> No
     first.close()
     failing(errno.ESTALE, second.close)
     world.later()
-    assert world.body("f") == two.local.read("f") == b"first"
+    assert world.body("f") == b"first"
+    shown = two.local.stat("f").ino
+    opened = resolve(two.fs.open(ME, shown, OpenRequest(flags=os.O_RDONLY)))
+    assert not opened.keep_cache
+    assert File(two.fs, shown, opened.fh).read() == b"first"
     two.local.write("f", b"third")
     puts = two.calls("put")
     assert len(resolve(two.fs.flush_all())) == 1
@@ -129,9 +134,11 @@ def test_who_empties_a_file_that_he_had_changed(
     assert world.body("f") == (b"theirs" if conflict == "fail" else b"anew")
 
 
-@promise("S-47")
-def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, two: Client) -> None:
-    """As long as the file stays open it shows what was written to it."""
+@promise("S-47", "S-48")
+@pytest.mark.parametrize("write_back_s", [0.0, 5.0])
+def test_an_fsync_that_fails_goes_on_failing(world: World, one: Client, write_back_s: float) -> None:
+    """As long as the file stays open it shows what was written to it; a close tells of what is known by then."""
+    two = world.client(conflict="fail", write_back_s=write_back_s)
     second = two.local.open("f", os.O_RDWR | os.O_CREAT)
     second.write(b"second")
     one.local.write("f", b"first")

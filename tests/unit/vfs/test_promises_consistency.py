@@ -235,7 +235,7 @@ APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 def publish(client: Client) -> None:
     """What the upkeep does, once a second."""
-    resolve(client.fs.upkeep.publish())
+    resolve(client.fs.upkeep.go_round())
 
 
 @promise("S-44")
@@ -243,6 +243,8 @@ def test_a_quiet_log_is_seen_before_it_is_closed(world: World, one: Client, othe
     """Three seconds after the last write another client reads what was written."""
     first = b"first\n" * 1000
     with one.local.opened("log", APPEND) as log:
+        world.clock.advance(QUIET_S)
+        publish(one)
         log.write(first)
         publish(one)
         assert not other.local.exists("log")
@@ -318,16 +320,43 @@ def test_a_file_that_is_rewritten_waits_for_its_close(world: World, one: Client,
     assert other.local.read("file") == b"012x456789"
 
 
+ANEW = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
+
+
 @promise("S-32", "S-44", "S-162")
-@pytest.mark.parametrize("flags", [APPEND, os.O_CREAT | os.O_WRONLY | os.O_TRUNC])
-def test_who_closes_last_wins_over_what_was_published(world: World, one: Client, other: Client, flags: int) -> None:
-    """A publication is no close of what was written anew; who appends loses what another truncated."""
+@pytest.mark.parametrize(("flags", "hole"), [(APPEND, 0), (ANEW, 0), (ANEW, 9000)])
+@pytest.mark.parametrize("looked", [False, True])
+@pytest.mark.parametrize("write_back_s", [0.0, 5.0])
+def test_who_closes_last_wins_over_what_was_published(
+    world: World, other: Client, flags: int, hole: int, looked: bool, write_back_s: float
+) -> None:
+    """A publication is no close of what was written anew; who appends loses what another truncated, and so does who
+    left a hole, which only the store has. looked: the name was looked up since, and has the other client's file.
+    """
+    one = world.client(write_back_s=write_back_s)
     log = one.local.open("log", flags)
-    log.write(b"from one")
+    log.write(b"from one", hole)
     world.clock.advance(QUIET_S)
     publish(one)
     other.local.write("log", b"from two")
     world.clock.advance(QUIET_S)
+    if looked:
+        assert one.local.stat("log").size == 8
     log.close()
+    assert resolve(one.fs.flush_all()) == []
     world.clock.advance(QUIET_S)
-    assert other.local.read("log") == (b"from two" if flags == APPEND else b"from one")
+    assert other.local.read("log") == (b"from one" if flags == ANEW and not hole else b"from two")
+
+
+@promise("S-32", "S-44")
+@pytest.mark.parametrize("removed", [False, True])
+def test_what_was_published_is_not_sent_again(world: World, one: Client, other: Client, removed: bool) -> None:
+    """What another client has removed stays removed."""
+    with one.local.opened("log", ANEW) as log:
+        log.write(b"all of it")
+        world.clock.advance(QUIET_S)
+        publish(one)
+        if removed:
+            other.local.unlink("log")
+    assert world.all_keys() == ([] if removed else ["log"])
+    assert one.calls("put") == 1

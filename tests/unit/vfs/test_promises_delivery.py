@@ -13,11 +13,12 @@ import pytest
 from datastore.errors import AccessDenied, ServerFault
 from datastore.fuse.ops import Fh
 from datastore.fuse.vfs import build
+from datastore.fuse.vfs.upload import upkeep
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
 from tests.mounted import DOWN, WRITING, Client, World, around, failing, no_writes, pattern, refuse_writes
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
 
@@ -102,6 +103,28 @@ def test_a_last_close_beside_a_flush_that_was_interrupted_leaves_nothing(world: 
     one.nothing_left()
 
 
+@promise("S-19", "S-44")
+def test_a_mount_looks_after_its_files_by_itself(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log is sent when it is quiet; what could not be sent is tried again every 30 s, and no more often."""
+    rounds = list[None]()
+    monkeypatch.setattr(upkeep, "_TICK_S", 0.001)
+    monkeypatch.setattr(one.fs.kernel_dir_cache, "expire", lambda: rounds.append(None))
+    one.fs.loop.call(one.fs.upkeep.start)
+    log = one.local.open("log", os.O_WRONLY | os.O_CREAT)
+    for size in (1, 2):
+        log.write(b"x", size - 1)
+        world.clock.advance(upkeep.QUIET_S)
+        eventually(lambda size=size: one.calls("put") == size)  # type: ignore[misc]
+    refuse_writes(one)
+    failing(errno.EIO, one.local.write, "f", b"bytes")
+    for tried in (4, 5):
+        world.clock.advance(30.1)
+        eventually(lambda tried=tried: one.calls("put") == tried)  # type: ignore[misc]
+        rounds.clear()
+        eventually(lambda: len(rounds) > 5)
+        assert one.calls("put") == tried
+
+
 @promise("S-20")
 def test_unsent_bytes_are_sent_by_the_next_mount(world: World, one: Client) -> None:
     """A process that dies with an open file loses no byte that was written; what was delivered is not sent again."""
@@ -171,7 +194,7 @@ def left(world: World) -> Client:
     first.local.open("f", os.O_WRONLY | os.O_CREAT).write(b"older")
     again = first.again(plan=no_writes)
     again.faulty.plan = no_faults
-    assert [row["path"] for row in again.fs.uploads.unsent()] == ["f"]
+    assert [(row["path"], row["error"]) for row in again.fs.uploads.unsent()] == [("f", str(DOWN))]
     return again
 
 
@@ -211,9 +234,19 @@ def test_newer_bytes_are_not_overwritten(world: World, left: Client, monkeypatch
     assert left.fs.uploads.unsent() == []
 
 
+@promise("S-157", "S-128")
+def test_a_power_cut_brings_no_replaced_bytes_back(left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That they are not wanted any more is on the disk before the journal forgets the newer ones."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    left.local.write("f", b"newer")
+    assert len(synced) == 1
+
+
 @promise("S-128")
+@pytest.mark.parametrize("resumed", [False, True])
 def test_of_two_unsent_files_of_one_name_the_newest_is_sent(
-    world: World, left: Client, monkeypatch: pytest.MonkeyPatch
+    world: World, left: Client, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     """The one that an earlier run left, and the one that was written after it and could not be sent either.
 
@@ -225,8 +258,9 @@ def test_of_two_unsent_files_of_one_name_the_newest_is_sent(
     (other,) = (row["since"] for row in left.fs.uploads.unsent() if row["path"] == "e")
     assert other == EPOCH_NS / 1e9 - 60
     failing(errno.EIO, left.local.write, "f", b"newer")
-    again = left.again(plan=no_writes)
-    assert sorted(str(row["path"]) for row in again.fs.uploads.unsent()) == ["e", "f", "f"]
+    again = left.again(plan=no_writes, resumed=resumed)
+    assert sorted(str(row["path"]) for row in again.fs.uploads.unsent()) == ["e", "f", "f"][: 2 if resumed else 3]
+    assert len(again.fs.core.db.unsent()) == (2 if resumed else 3)
     again.faulty.plan = no_faults
     assert resolve(again.fs.flush_all()) == []
     assert world.contents() == {"e": b"another", "f": b"newer"}
@@ -339,7 +373,9 @@ def test_only_the_bytes_that_a_person_names_are_dropped(world: World) -> None:
     one.faulty.plan = no_writes
     for name in ("a", "b", "c"):
         failing(errno.EIO, one.local.write, name, b"unsent")
-    one.local.open("d", os.O_WRONLY | os.O_CREAT).write(b"unsent")
+    file = one.local.open("d", os.O_WRONLY | os.O_CREAT)
+    file.write(b"unsent")
+    failing(errno.EIO, file.fsync)
     assert [resolve(one.fs.uploads.forget(name)) for name in ("b", "d")] == [1, 0]
     assert sorted(str(row["path"]) for row in one.fs.uploads.unsent()) == ["a", "c", "d"]
     one.faulty.plan = no_faults

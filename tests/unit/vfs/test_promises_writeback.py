@@ -21,6 +21,7 @@ from tests.faulty import Fault, no_faults
 from tests.localfs import ME, File
 from tests.mounted import Client, World, failing, fails, pattern, refuse_writes, taken_over
 from tests.mounted import world as opened
+from tests.patience import eventually
 from tests.promises import promise
 
 
@@ -47,16 +48,19 @@ def test_a_file_whose_name_the_store_refuses_can_be_removed(world: World, one: C
 
 
 @promise("S-48")
-def test_close_returns_before_the_store_has_the_file(world: World, one: Client) -> None:
+@pytest.mark.parametrize("max_delay_s", [0.1, 5.0])
+def test_close_returns_before_the_store_has_the_file(world: World, max_delay_s: float) -> None:
     """The bytes and the journal are on the disk; the file is read, listed, and sent within maxDelay; an fsync waits."""
+    one = world.client(write_back_s=max_delay_s)
     one.local.write("f", b"bytes")
     assert world.all_keys() == []
     assert one.local.read("f") == b"bytes"
+    assert resolve(one.fs.uploads.forget("f")) == 0, "only what could not be sent can be discarded"
     (row,) = one.fs.uploads.unsent()
     assert (row["path"], row["error"]) == ("f", None)
-    send(one, 0.1)
+    send(one, max_delay_s / 50)
     assert world.all_keys() == []
-    send(one, 5.0)
+    send(one, max_delay_s)
     assert world.body("f") == b"bytes"
     one.nothing_left()
     with one.local.opened("g", os.O_WRONLY | os.O_CREAT) as file:
@@ -90,7 +94,7 @@ def test_an_open_that_was_done_and_not_answered_is_done_once(world: World, one: 
 
 @promise("S-48")
 def test_sending_many_small_files_writes_the_journal_for_many_at_once(world: World, one: Client) -> None:
-    """Nothing of them stays: no row of a file that is gone counts."""
+    """Nothing of them stays: no row of a file that is gone counts, also if the process dies before it is deleted."""
     for number in range(20):
         one.local.write(f"f{number}", b"%d" % number)
     said: list[str] = []
@@ -102,6 +106,12 @@ def test_sending_many_small_files_writes_the_journal_for_many_at_once(world: Wor
     one.nothing_left()
     assert one.fs.core.db.unsent() == []
     assert all(node.staged is None for node in one.fs.core.nodes.by_ino.values())
+    one.fs.core.db._forgotten.clear()
+    world.put("f0", b"newer, by another client")
+    again = one.again()
+    again.nothing_left()
+    assert again.fs.core.db.unsent() == []
+    assert world.body("f0") == b"newer, by another client"
 
 
 @promise("S-48")
@@ -111,6 +121,7 @@ def test_a_file_that_is_opened_while_it_is_sent_reads_and_writes_on(world: World
     with one.local.opened("f", os.O_RDWR) as file:
         (node,) = one.fs.core.nodes.unsent()
         assert resolve(one.fs.uploads.retry_one(node)) == ""
+        assert node.staged is not None
         assert file.read(0, 5) == b"first"
         file.write(b"F", 0)
     send(one)
@@ -136,6 +147,41 @@ def test_what_was_closed_is_sent_by_the_next_server(world: World, one: Client, k
     one.nothing_left()
     assert one.fs.core.db.unsent() == []
     assert one.local.read("f") == content
+    assert (one.calls("get") == 0) == known, "what a file had that was closed here is in the cache"
+
+
+@promise("S-48", "S-58")
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_is_closed_is_sent_by_itself(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Also after nothing was closed for a while, and what an earlier server left of a file that the kernel forgot."""
+    monkeypatch.setattr(upkeep, "_TICK_S", 3600.0)
+    if resumed:
+        one.local.write("f", b"bytes")
+        one.fs.core.nodelog.rewrite([])
+        one = one.again(resumed=True)
+    one.fs.loop.call(one.fs.upkeep.start)
+    for name in ("f", "g", "h"):
+        if not resumed:
+            one.local.write(name, b"bytes")
+        world.later()
+        eventually(lambda name=name: name in world.all_keys())  # type: ignore[misc]
+        eventually(lambda: one.fs.uploads.unsent() == [])
+        one.fs.loop.run(one.fs.loop.sleep(3 * upkeep._LOOK_S))
+        resumed = False
+
+
+@promise("S-32", "S-44", "S-48")
+def test_a_closed_file_that_waits_long_is_not_sent_again(world: World, one: Client) -> None:
+    """It was sent as one that grows; what another client wrote since stays."""
+    one.local.write("f", b"ours")
+    world.later(upkeep.QUIET_S)
+    resolve(one.fs.upkeep.go_round())
+    assert world.body("f") == b"ours"
+    world.put("f", b"theirs")
+    send(one)
+    assert world.body("f") == b"theirs"
 
 
 @promise("S-48", "S-58")
@@ -196,27 +242,32 @@ def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> N
 
 @promise("S-48", "S-19")
 def test_a_store_that_is_away(world: World, one: Client) -> None:
-    """Closes succeed, the files are listed with the reason, and go when it is back."""
+    """Closes succeed, also later ones, the files are listed with the reason, and go when it is back."""
     refuse_writes(one)
     one.local.write("f", b"bytes")
     send(one)
     (row,) = one.fs.uploads.unsent()
     assert row["error"] == "the server is down"
-    assert one.local.read("f") == b"bytes"
+    with one.local.opened("f", os.O_WRONLY | os.O_APPEND) as file:
+        file.write(b", more", 5)
+    assert one.local.read("f") == b"bytes, more"
     one.faulty.plan = no_faults
     assert resolve(one.fs.flush_all()) == []
-    assert world.body("f") == b"bytes"
+    assert world.body("f") == b"bytes, more"
 
 
 @promise("S-49")
-@pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 10)])
+@pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 8)])
 def test_too_much_is_unsent(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int) -> None:
-    """It sends its own file then."""
+    """A close sends its own file then, and tells if it can't."""
     monkeypatch.setattr(upkeep, "MAX_FILES", files)
     monkeypatch.setattr(upkeep, "MAX_BYTES", size)
     for number in range(5):
         one.local.write(f"f{number}", b"1234")
     assert len(one.fs.uploads.unsent()) == (3 if files == 3 else 2)
+    refuse_writes(one)
+    failing(errno.EIO, one.local.write, "f5", b"1234")
+    one.faulty.plan = no_faults
     send(one)
     one.local.write("again", b"1234")
     assert "again" not in world.all_keys()

@@ -177,5 +177,5 @@ def test_unsent_files_are_found_among_those_that_are_staged(world: World) -> Non
     told = reclaimer.holdings(client.fs.core)
     assert (told["staged"], told["nodes"]) == (1, 4)
     file.close()
-    assert nodes.unsent() == []
+    assert not nodes.unsent()
     assert not nodes.staged
