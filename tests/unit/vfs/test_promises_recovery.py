@@ -199,13 +199,43 @@ def test_what_a_start_can_not_send_goes_where_its_directory_went(world: World, o
     world.put_all(["d/f", "d/x"], old)
     one.local.open("d/f", os.O_RDWR).write(b"unsent")
     one.local.open("d/new", os.O_WRONLY | os.O_CREAT).write(b"unsent too")
+    one.local.open("beside", os.O_WRONLY | os.O_CREAT).write(b"stays")
     rename_dies(one, "d", "e", "copy")
     waiting = one.again(plan=lambda index, method: Fault(DOWN) if method in ("put", "create_upload") else None)
     assert world.contents() == {"e/f": old, "e/x": old}
-    assert sorted(str(row["path"]) for row in waiting.fs.uploads.unsent()) == ["e/f", "e/new"]
+    assert sorted(str(row["path"]) for row in waiting.fs.uploads.unsent()) == ["beside", "e/f", "e/new"]
     last = waiting.again()
-    assert world.contents() == {"e/f": b"unsent" + old[6:], "e/new": b"unsent too", "e/x": old}
+    sent = {"e/f": b"unsent" + old[6:], "e/new": b"unsent too", "beside": b"stays"}
+    assert world.contents() == {**sent, "e/x": old}
     last.nothing_left()
+
+
+@promise("S-159")
+def test_a_file_that_a_start_can_not_send_stays_where_it_was(world: World, one: Client) -> None:
+    """Its older bytes do not get the new name."""
+    world.put("a", b"bytes")
+    one.local.open("a", os.O_RDWR).write(b"B")
+    rename_dies(one, "a", "b", "put")
+    waiting = one.again(plan=lambda index, method: Fault(DOWN) if method == "put" else None)
+    assert world.contents() == {"a": b"bytes"}
+    waiting.again()
+    assert world.contents() == {"a": b"Bytes"}
+
+
+@promise("S-128", "S-27")
+def test_bytes_that_came_after_a_rename_was_put_off_are_not_dropped_by_it(world: World, one: Client) -> None:
+    """They are under its new name, and could not be sent when it was made after all."""
+    world.put("a", b"bytes")
+    rename_dies(one, "a", "b", "copy")
+    waiting = one.again(plan=from_nth(0, DOWN))
+    world.later()
+    waiting.faulty.plan = no_faults
+    waiting.local.open("b", os.O_WRONLY | os.O_CREAT | os.O_TRUNC).write(b"newer")
+    last = waiting.again(plan=lambda index, method: Fault(DOWN) if method == "put" else None)
+    assert world.contents() == {"b": b"bytes"}
+    last.faulty.plan = no_faults
+    assert resolve(last.fs.flush_all()) == []
+    assert world.contents() == {"b": b"newer"}
 
 
 @promise("S-27", "S-11")

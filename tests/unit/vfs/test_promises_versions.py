@@ -326,12 +326,12 @@ def test_a_touch_gives_way_to_what_another_client_closed_meanwhile(world: World,
     assert world.body("g") == b"theirs, ours"
 
 
-def without_conditions(client: Client) -> list[str]:
-    """Have the client's store refuse If-Match and If-None-Match. Return the keys for which it does, as they come."""
+def without_conditions(client: Client, *, uploads: bool = True) -> list[str]:
+    """Have the client's store refuse If-Match and If-None-Match, or each upload. Return the keys for which it does."""
     refused, put = list[str](), client.faulty.put
 
     async def refuse(key: str, body: Body, options: WriteOptions) -> WriteResult:
-        if options.if_none_match or options.if_match is not None:
+        if options.if_none_match or options.if_match is not None or not uploads:
             refused.append(key)
             raise Unsupported("the server does not know this operation")
         return await put(key, body, options)
@@ -362,6 +362,14 @@ def test_a_store_without_conditions(world: World, one: Client) -> None:
             file.write(b"ours")
         assert world.body(name) == b"ours"
     assert refused == ["a"]
+
+
+@promise("S-162")
+def test_a_store_without_uploads_is_asked_once(one: Client) -> None:
+    """That it refuses an upload without conditions does not mean that it knows none."""
+    refused = without_conditions(one, uploads=False)
+    failing(errno.EOPNOTSUPP, one.local.write, "f", b"ours")
+    assert refused == ["f"]
 
 
 @promise("S-32")
