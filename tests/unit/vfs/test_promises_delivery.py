@@ -16,8 +16,20 @@ from datastore.fuse.vfs import build
 from datastore.fuse.vfs.upload import upkeep
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
-from tests.faulty import Fault, no_faults
-from tests.mounted import DOWN, WRITING, Client, World, around, failing, no_writes, pattern, refuse_writes
+from tests.faulty import Fault, from_nth, no_faults
+from tests.mounted import (
+    DOWN,
+    WRITING,
+    Client,
+    World,
+    around,
+    dies_at,
+    failing,
+    lived,
+    no_writes,
+    pattern,
+    refuse_writes,
+)
 from tests.patience import PATIENCE_S, eventually
 from tests.promises import promise
 
@@ -313,6 +325,26 @@ def test_discarding_what_is_being_sent_waits_for_that(left: Client, monkeypatch:
     assert resolve(left.fs.flush_all()) == []
     discard.join()
     assert left.fs.uploads.unsent() == []
+
+
+@promise("S-159")
+def test_what_is_sent_while_its_directory_is_renamed_goes_there_too(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rename was cut off, and is made again while bytes below, of a file that nobody knows, are on their way."""
+    world.put("d/x", b"old")
+    one.local.open("d/f", os.O_WRONLY | os.O_CREAT).write(b"unsent")
+    one.fs.core.nodelog.rewrite([])
+    one.faulty.plan = lambda index, method: dies_at(0)(index, method) if method == "copy" else None
+    assert not lived(one.local.rename, "d", "e")
+    again = one.again(resumed=True, plan=from_nth(0, DOWN))
+    again.faulty.plan = no_faults
+    rename = Beside(lambda: again.local.rename("d", "e"))
+    around(monkeypatch, again, "put", rename.begin, lambda: None)
+    assert resolve(again.fs.flush_all()) == []
+    rename.join()
+    assert world.contents() == {"e/x": b"old", "e/f": b"unsent"}
+    again.nothing_left()
 
 
 @promise("S-128")
