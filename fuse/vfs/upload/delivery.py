@@ -297,6 +297,8 @@ class Delivery:
         """
         conditional = staged.expects is not None and not to.elsewhere and self._conditions
         try:
+            if to.elsewhere:
+                await self._check_source(staged)
             return await self._write(staged, to, conditional=conditional)
         except Unsupported as error:
             if not conditional or self._core.settings.refuse_conflicts:
@@ -312,6 +314,14 @@ class Delivery:
             return await self._conflict(staged, to, error)
         finally:
             staged.attempt = to.options.metadata
+
+    async def _check_source(self, staged: StagedFile) -> None:
+        """Check that no other client has written the object from which a file was made: the rename will remove it.
+        Errors: FSError(ESTALE)."""
+        if staged.expects and staged.base is not None:
+            with suppress(NotFound):
+                if (await self._core.store.head(staged.base.key)).etag != staged.expects:
+                    raise FSError(errno.ESTALE, CONFLICT)
 
     async def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
         """Find out which client was first when a write failed with ESTALE; return or raise what write() has to."""

@@ -198,6 +198,17 @@ def test_a_lost_answer_is_no_conflict(world: World, one: Client, small_parts: No
     assert one.fs.uploads.unsent() == []
 
 
+@promise("S-47", "S-25")
+def test_a_file_can_be_renamed_after_a_lost_answer(world: World, one: Client) -> None:
+    """The version that is there now is ours."""
+    world.put("f", b"older")
+    file = sent_without_an_answer(one, 10)
+    one.faulty.plan = no_faults
+    one.local.rename("f", "g")
+    file.close()
+    assert world.contents() == {"g": pattern(10)}
+
+
 @promise("S-47", "S-20")
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("later", [0, 5])

@@ -305,10 +305,10 @@ def test_what_another_client_replaced_before_is_not_mixed(world: World, one: Cli
     assert [row["path"] for row in one.fs.uploads.unsent()] == ["e/f"]
 
 
-@promise("S-25", "S-33")
-@pytest.mark.parametrize("size", [3 << 20, 9 << 20])
-def test_a_changed_file_whose_unchanged_part_is_gone_is_not_renamed(world: World, one: Client, size: int) -> None:
-    """Another client has replaced it: rename and close are ESTALE, and what was written is kept."""
+@promise("S-25", "S-33", "S-162")
+@pytest.mark.parametrize("size", [5, 3 << 20, 9 << 20])
+def test_a_changed_file_that_another_client_replaced_is_not_renamed(world: World, one: Client, size: int) -> None:
+    """Rename and close are ESTALE, what was written is kept, and the other client's file stays."""
     world.put("f", b"o" * size)
     file = one.local.open("f", os.O_RDWR)
     file.write(b"XXX", 10)
