@@ -300,7 +300,7 @@ class Files:
         node = self._handles.node_of(ino, fh)
         if self._uploads.owed(node) is None or (handle is not None and not handle.writable):
             return
-        if self._upkeep.writes_back:
+        if self._core.settings.write_back_s:
             await self._upkeep.close(node)
             return
         # A handle that can read may have mapped the file, and what is written to the map arrives after the close.

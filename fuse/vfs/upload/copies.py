@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import NamedTuple
 
 from datastore.errors import NotFound, StoreError
@@ -92,7 +93,7 @@ class Copies:
             await self._remove(list(self.made), keep_marker=keep_marker)
             unknown = [key for key in self._begun if key not in self.made]
             there = await self._core.each(self._was_made, unknown)
-            await self._remove([key for key, made in zip(unknown, there, strict=True) if made], keep_marker=keep_marker)
+            await self._remove(list(compress(unknown, there)), keep_marker=keep_marker)
         except StoreError as error:
             log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
 

@@ -64,11 +64,6 @@ class Upkeep:
         self._may_look = False
         """Whether looking for what is due has to begin again when something waits: it has ended for want of that."""
 
-    @property
-    def writes_back(self) -> bool:
-        """Whether a close may return before the store has the file."""
-        return self._core.settings.write_back_s > 0
-
     def start(self) -> None:
         """Start the timers."""
         self._retry_at = min(self._retry_at, self._core.clock.monotonic() + self._core.settings.retry_upload_s)
@@ -109,7 +104,7 @@ class Upkeep:
 
     def resume(self) -> None:
         """Queue the files that were closed at an earlier server; one that is open for writing waits for its close."""
-        if not self.writes_back:
+        if not self._core.settings.write_back_s:
             return
         self._retry_at = self._due_at()
         for node, staged in self._core.nodes.unsent().items():

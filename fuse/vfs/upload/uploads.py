@@ -252,11 +252,11 @@ class Uploads:
                 self.discard(node)
                 await self._resolver.ask(node)
                 return
-            self._delivered(node, destination, done)
+            self._delivered(node, staged, destination, done)
             has, wanted = done.metadata, destination.options.metadata
             # If no program has set the times, LastModified does as well.
             if has != wanted and (times_set or has != without_times(wanted)):
-                await self._correct(node, destination)
+                await self._correct(node, staged, destination)
         except (DatastoreError, OSError) as error:
             staged.error, staged.due = str(error), 0.0
             with suppress(OSError):
@@ -274,10 +274,9 @@ class Uploads:
     def _destination(self, node: Node, key: str | None = None) -> Destination:
         return Destination(key or node.key, _options(node), elsewhere=key is not None)
 
-    def _delivered(self, node: Node, to: Destination, done: Delivered) -> None:
+    def _delivered(self, node: Node, staged: StagedFile, to: Destination, done: Delivered) -> None:
         """Note that the store has the content as a new version. Metadata that is not ours has to be asked for."""
-        staged, attrs_valid = node.staged, done.metadata == to.options.metadata
-        assert staged is not None
+        attrs_valid = done.metadata == to.options.metadata
         version = ObjectVersion(to.key, done.result.etag, staged.size)
         facts.written(self._core, node, done.result, attrs_valid=attrs_valid)
         staged.uploaded(version)
@@ -288,10 +287,8 @@ class Uploads:
         if not attrs_valid and node.nlookup:
             self._core.notifier.inval_inode(node.ino, -1)
 
-    async def _correct(self, node: Node, to: Destination) -> None:
+    async def _correct(self, node: Node, staged: StagedFile, to: Destination) -> None:
         """Set attributes that changed since the upload began, which fixes them, by a copy of the object onto itself."""
-        staged = node.staged
-        assert staged is not None
         staged.dirty = True
         version = ObjectVersion(to.key, node.etag, staged.size)
         try:
@@ -300,7 +297,7 @@ class Uploads:
             staged.dirty = False  # another client wrote or removed it since: the last change stays
             return
         self._core.known.forget(to.key)
-        self._delivered(node, to, Delivered(result, to.options.metadata))
+        self._delivered(node, staged, to, Delivered(result, to.options.metadata))
 
     # -- unsent files
 
