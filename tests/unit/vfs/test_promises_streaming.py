@@ -176,10 +176,11 @@ def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
 def test_a_removal_does_not_wait_for_parts_that_wait_themselves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is under way ends; the others are never sent."""
     monkeypatch.setattr(delivery, "WIDTH", 1)
-    one, goes_on = world.client(), threading.Event()
+    one, under_way, goes_on = world.client(), threading.Event(), threading.Event()
 
     def plan(index: int, method: str) -> None:
         if method == "upload_part":
+            under_way.set()
             assert goes_on.wait(PATIENCE_S)
 
     one.faulty.plan = plan
@@ -187,6 +188,7 @@ def test_a_removal_does_not_wait_for_parts_that_wait_themselves(world: World, mo
     file.write(pattern(PART * 6))
     stream = getattr(one.node("f").staged, "stream", None)
     assert isinstance(stream, Stream)
+    assert under_way.wait(PATIENCE_S)
     with ThreadPoolExecutor(1) as beside:
         removal = beside.submit(one.local.unlink, "f")
         try:

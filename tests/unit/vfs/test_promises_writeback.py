@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,7 @@ def test_what_is_closed_is_sent_by_itself(
         one.local.write("f", b"bytes")
         one.fs.core.nodelog.rewrite([])
         one = one.again(resumed=True)
+    one.fs.core.settings = replace(one.fs.core.settings, retry_upload_s=7200.0)
     one.fs.loop.call(one.fs.upkeep.start)
     for name in ("f", "g", "h"):
         if not resumed:
