@@ -158,6 +158,7 @@ def test_what_is_closed_is_sent_by_itself(
 ) -> None:
     """Also after nothing was closed for a while, and what an earlier server left of a file that the kernel forgot."""
     monkeypatch.setattr(upkeep, "_TICK_S", 3600.0)
+    monkeypatch.setattr(upkeep, "_LOOK_S", 0.01)
     if resumed:
         one.local.write("f", b"bytes")
         one.fs.core.nodelog.rewrite([])
@@ -167,10 +168,12 @@ def test_what_is_closed_is_sent_by_itself(
     for name in ("f", "g", "h"):
         if not resumed:
             one.local.write(name, b"bytes")
+        one.fs.loop.run(one.fs.loop.sleep(0.05))
+        assert name not in world.all_keys()
         world.later()
         eventually(lambda name=name: name in world.all_keys())  # type: ignore[misc]
         eventually(lambda: one.fs.uploads.unsent() == [])
-        one.fs.loop.run(one.fs.loop.sleep(3 * upkeep._LOOK_S))
+        one.fs.loop.run(one.fs.loop.sleep(0.05))
         resumed = False
 
 
