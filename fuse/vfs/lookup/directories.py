@@ -28,7 +28,6 @@ class Snapshot:
 
     directory: Directory
     fh: Fh
-    """The handle of the open directory; 0: none."""
     listing: Listing | None = None
     """The listing that the entries come from."""
     base: int = 0
@@ -51,7 +50,7 @@ class Directories:
         self._next_fh += 1
         self._add(Snapshot(directory, fh))
         self._core.nodes.use(directory)
-        return self._dir_cache.opened(directory, fh, self._resolver.fresh_listing(directory))
+        return self._dir_cache.opened(directory, fh)
 
     def _add(self, snapshot: Snapshot) -> None:
         self._snapshots[snapshot.fh] = snapshot
@@ -96,10 +95,8 @@ class Directories:
         if saved is not None:
             # Only names and types were saved: the attributes come from the present listing.
             snapshot.entries = _DOTS + [(name, Listed(kind, "")) for kind, name in saved]
-            snapshot.base = self._dir_cache.base(None)
-        if fh:
-            self._add(snapshot)
-            self._dir_cache.resumed(snapshot.directory, fh)
+        self._add(snapshot)
+        self._dir_cache.resumed(snapshot.directory, fh)
         return snapshot
 
     def _take(self, snapshot: Snapshot, listing: Listing | None) -> None:
@@ -147,10 +144,11 @@ class Directories:
                 fresh.append(node)
             entry = Entry(node.attr(), left, left)
             out.append(DirEntry(name, node.ino, node.attributes.mode, snapshot.base + cursor, entry))
-        if snapshot.fh and first < len(_DOTS) and upto < len(entries):
+        begins = first < len(_DOTS)
+        if begins and upto < len(entries):
             core.listings.save(snapshot.fh, ((each.kind, name) for name, each in entries[len(_DOTS) :]))
         if fresh:  # before the kernel is told of them
             core.log_nodes(fresh)
-        is_first, due = first <= len(_DOTS), min(until, now + least)
-        self._dir_cache.told(directory, snapshot.fh, listing, due, first=is_first, last=not out, whole=whole)
+        due = min(until, now + least)
+        self._dir_cache.told(directory, snapshot.fh, listing, due, first=begins, last=not out, whole=whole)
         return out

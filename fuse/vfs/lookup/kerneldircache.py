@@ -20,6 +20,7 @@ import math
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import count
 
 from ...ops import Fh, Ino, OpenDirReply
 from ..tree.core import Core
@@ -82,8 +83,8 @@ class KernelDirCache:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._open: dict[int, _Reading] = {}
-        # Random, because the kernel may have cursors of an earlier server.
-        self._number = secrets.randbits(_NUMBER_BITS)
+        # They begin at random, because the kernel may have cursors of an earlier server.
+        self._numbers = count(secrets.randbits(_NUMBER_BITS - 1) | 1)
 
     @property
     def enabled(self) -> bool:
@@ -98,38 +99,33 @@ class KernelDirCache:
 
     def base(self, listing: Listing | None) -> int:
         """Return the number that a listing's cursors count from; None: for names that come from no present listing."""
-        if not self.enabled:
+        if listing is None or not self.enabled:
             return 0
-        if listing is not None and listing.number:
-            return listing.number << _INDEX_BITS
-        self._number = (self._number + 1) % (1 << _NUMBER_BITS) or 1
-        if listing is not None:
-            listing.number = self._number
-        return self._number << _INDEX_BITS
+        listing.number = listing.number or next(self._numbers)
+        return listing.number << _INDEX_BITS
 
     def listing_of(self, directory: Directory, cursor: int) -> Listing | None:
         """Return the listing that a cursor of the kernel belongs to, if it is one of the last _LISTINGS_MAX."""
-        number = cursor >> _INDEX_BITS
-        reading = self._open.get(directory.ino)
-        return next((one for one in reading.listings if one.number == number), None) if number and reading else None
+        listings = self._open.get(directory.ino, _Reading()).listings
+        return next((one for one in listings if one.number == cursor >> _INDEX_BITS), None)
 
-    def opened(self, directory: Directory, fh: Fh, fresh: Listing | None) -> OpenDirReply:
-        """Answer an OPENDIR that got the handle `fh`. fresh: the directory's listing, if that is still believed."""
+    def opened(self, directory: Directory, fh: Fh) -> OpenDirReply:
+        """Answer an OPENDIR that got the handle `fh`."""
         if not self.enabled:
             return OpenDirReply(fh)
         reading = self._open.setdefault(directory.ino, _Reading())
         if any(reading.handles.values()):
             return OpenDirReply(fh, keep=True)
-        keep = self._is_right(directory, reading, fresh)
+        keep = self._is_right(directory, reading)
         reading.handles[fh] = not keep
         return OpenDirReply(fh, cache=True, keep=keep)
 
-    def _is_right(self, directory: Directory, reading: _Reading, fresh: Listing | None) -> bool:
+    def _is_right(self, directory: Directory, reading: _Reading) -> bool:
         """Whether the kernel need not drop its cache: it is right, or incomplete, so that the kernel ignores it."""
         listing = directory.listing
         if listing is None:
             return False
-        believed = fresh is listing and self._core.clock.monotonic() < listing.cached_until
+        believed = self._core.clock.monotonic() < listing.cached_until
         if believed:
             reading.until = min(reading.until, listing.cached_until)
         same = not reading.mixed and not reading.differs(listing) and listing.cached_until > 0

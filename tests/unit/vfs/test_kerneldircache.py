@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, OpenDirReply
+from datastore.fuse.ops import ROOT_INO, DirEntry, Fh, Ino, OpenDirReply
 from tests.driving import resolve
 from tests.kernelkeeps import CALLER, Kept, OpenDirectory, Room, names
 from tests.mounted import Client, World
@@ -38,13 +38,13 @@ def opened(client: Client) -> OpenDirReply:
     return resolve(client.fs.opendir(CALLER, ROOT_INO))
 
 
-def walk(client: Client, *, plus: bool = True) -> OpenDirReply:
+def walk(client: Client, ino: Ino = ROOT_INO, *, plus: bool = True) -> OpenDirReply:
     """Open, read to the end, close; what OPENDIR said."""
-    reply = opened(client)
+    reply = resolve(client.fs.opendir(CALLER, ino))
     cursor = 0
-    while lines := resolve(client.fs.readdir(ROOT_INO, reply.fh, cursor, Room(4), plus)):
+    while lines := resolve(client.fs.readdir(ino, reply.fh, cursor, Room(4), plus)):
         cursor = lines[-1].offset
-    client.fs.releasedir(ROOT_INO, reply.fh)
+    client.fs.releasedir(ino, reply.fh)
     return reply
 
 
@@ -99,9 +99,13 @@ def test_what_the_kernel_gave_up_is_told_again(reader: Client) -> None:
 
 
 @promise("S-151")
-def test_what_was_read_in_part_is_kept_for_who_reads_the_rest(world: World, reader: Client) -> None:
-    """The kernel does not go by it, and would not begin anew."""
+@pytest.mark.parametrize("before", [False, True])
+def test_what_was_read_in_part_is_kept_for_who_reads_the_rest(world: World, reader: Client, before: bool) -> None:
+    """The kernel does not go by it, and would not begin anew. before: it had all of it, and dropped that."""
     kept = Kept()
+    if before:
+        assert read(OpenDirectory(reader.fs, ROOT_INO, kept)) == OLD
+        world.later(TTL_S)
     first = OpenDirectory(reader.fs, ROOT_INO, kept)
     first.read(4)
     first.close()
@@ -136,6 +140,18 @@ def test_nothing_is_kept_while_two_have_read_different_listings(world: World, re
     assert [walk(reader).keep for _ in range(2)] == [False, True]
 
 
+@promise("S-151")
+def test_who_reads_a_changed_directory_anew_has_it_kept_for_others(world: World, reader: Client) -> None:
+    """He has one handle, which is answered from one listing after the other."""
+    one = opened(reader)
+    for name in ("new", "newer"):
+        cursors(reader, one.fh)
+        world.put(name)
+        world.later(TTL_S)
+    cursors(reader, one.fh)
+    assert opened(reader).keep
+
+
 @promise("S-151", "S-05")
 def test_an_open_directory_is_dropped_when_its_time_is_over(world: World, reader: Client) -> None:
     """Once, and only one that is open."""
@@ -147,7 +163,7 @@ def test_an_open_directory_is_dropped_when_its_time_is_over(world: World, reader
     for _ in range(3):
         world.later(1.0)
         reader.fs.kernel_dir_cache.expire()
-    assert reader.kernel.inodes == [(ROOT_INO, 0)]
+        assert reader.kernel.inodes == [(ROOT_INO, 0)]
     reader.fs.releasedir(ROOT_INO, reply.fh)
     walk(reader)
     world.later(TTL_S)
@@ -157,20 +173,30 @@ def test_an_open_directory_is_dropped_when_its_time_is_over(world: World, reader
 
 @promise("S-151", "S-58")
 def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Client) -> None:
-    """It also expires the directories that were opened before its start."""
+    """It also expires the directories that were opened before its start, until they are closed."""
     world.put("d/x")
     world.later(TTL_S)
     ino = reader.local.stat("d").ino
     fh = resolve(reader.fs.opendir(CALLER, ino)).fh
+    dots = resolve(reader.fs.readdir(ino, fh, 0, Room(2), True))
+    assert [line.ino for line in dots] == [ino, ROOT_INO]
     again = reader.again(resumed=True)
     again.fs.loop.call(again.fs.kernel_dir_cache.start)
     assert sorted(again.kernel.inodes) == sorted([(ROOT_INO, 0), (ino, 0)])
-    assert [line.name for line in resolve(again.fs.readdir(ino, fh, 0, Room(ALL), True))][2:] == [b"x"]
     again.kernel.inodes.clear()
+
+    def rest() -> list[bytes]:
+        return names(list(resolve(again.fs.readdir(ino, fh, dots[-1].offset, Room(ALL), True))))
+
+    assert rest() == [b"x"]
+    assert walk(again, ino).cache, "who goes on drops nothing"
+    world.later(TTL_S)
+    again.fs.kernel_dir_cache.expire()
+    assert rest() == [b"x"]
+    again.fs.releasedir(ino, fh)
     world.later(TTL_S)
     again.fs.kernel_dir_cache.expire()
     assert again.kernel.inodes == [(ino, 0)]
-    again.fs.releasedir(ino, fh)
     assert again.fs.core.nodes.by_ino[ino].handles == 0
 
 
@@ -261,9 +287,11 @@ def test_a_directory_that_lost_its_name_and_has_it_again(world: World, reader: C
     assert read(OpenDirectory(reader.fs, node.ino, Kept())) == [b"x"]
     reading = OpenDirectory(reader.fs, node.ino, Kept())
     reader.fs.remote.lost(node)
-    assert read(reading) == []
+    assert names(reading.read(ALL)) == []
     assert reader.fs.core.nodes.reattach(node)
-    assert not resolve(reader.fs.opendir(CALLER, node.ino)).keep
+    assert [walk(reader, node.ino).keep for _ in range(3)] == [False] * 3
+    reading.close()
+    assert [walk(reader, node.ino).keep for _ in range(2)] == [False, True]
 
 
 @promise("S-05")
