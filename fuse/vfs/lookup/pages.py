@@ -104,16 +104,15 @@ class Pages:
 async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
     """Ask again for the page that a name belongs to, unless it is the first recent lookup there. Errors: StoreError."""
     now, listing = core.clock.monotonic(), directory.listing
-    span = listing.span_of(segment_of(name)) if listing is not None else None
-    if span is None:
+    if listing is None or (span := listing.span_of(segment_of(name))) is None:
         return
     run, span.wanted_at = now - max(span.wanted_at, span.at) < _RUN * ttl_s, now
     if not run:
         return
     async with span.asking:
-        listing, seen, digest = directory.listing, directory.listed_as, span.digest
+        seen, digest = directory.listed_as, span.digest
         started, again = core.clock.monotonic(), span.at
-        if listing is None or span not in listing.spans or not digest or started - again < ttl_s:
+        if directory.listing is not listing or not digest or started - again < ttl_s:
             return
         start = directory.key + span.after if span.after else ""
         page = await core.store.list_page(directory.key, delimiter="/", start_after=start, unless=digest)
@@ -122,5 +121,5 @@ async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> N
             directory.probe_s += core.clock.monotonic() - started
         if page.digest != digest:
             span.digest = b""
-        elif directory.listing is listing and span.digest and directory.listed_as == seen:
+        elif directory.listing is listing and directory.listed_as == seen:
             span.confirmed(started)

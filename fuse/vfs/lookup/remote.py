@@ -111,7 +111,7 @@ class Remote:
         if directory.listed_as != seen:
             return None
         if listing is None:  # the store shows the same pages as before
-            if had is None or directory.listing is not had or not all(span.digest for span in had.spans):
+            if had is None or directory.listing is not had:
                 return None
             had.confirmed(started)
             directory.list_s, directory.probe_s = took_s, 0.0
@@ -122,7 +122,6 @@ class Remote:
         directory.large = listing.pages > FIRST_PAGES or not listing.complete
         directory.list_s = took_s if listing.complete else took_s * _GUESSED_COST
         directory.probe_s = 0.0
-        directory.marker = listing.marker
         if listing.complete:
             await self.settle(self.install(directory, listing), listing.listed_at)
         return listing
@@ -140,6 +139,7 @@ class Remote:
 
     def install(self, directory: Directory, listing: Listing) -> list[tuple[Node, Listed]]:
         """Make a listing the directory's own; return the open files that were replaced, for settle()."""
+        directory.marker = listing.marker
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             facts.listed_itself(self._core, directory, listing)
         show_as_directories(listing.entries, directory.stand_ins)
@@ -324,7 +324,7 @@ class Remote:
             page = await core.store.list_page(node.key, max_keys=1)
             if node.asked_as != was:
                 return None
-            if not (page.objects or page.common_prefixes or node.holds_unsent()):
+            if not (page.objects or node.holds_unsent()):
                 self.lost(node)
                 return False
             shown_at = core.clock.monotonic()

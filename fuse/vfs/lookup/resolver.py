@@ -122,11 +122,9 @@ class Resolver:
 
     def _known_before(self, child: Node, listed: Listed) -> bool:
         """Whether a listing shows the node, in the known version, but can't confirm that the attributes are current."""
-        if listed.tail != child.tail or child.gone:
+        if listed.tail != child.tail:
             return False
-        if isinstance(child, Directory):
-            return listed.kind == stat.S_IFDIR and child.attrs_valid
-        return child.racy and child.is_version(listed)
+        return child.attrs_valid if isinstance(child, Directory) else child.racy and child.is_version(listed)
 
     def changed(self, node: Node) -> None:
         """Note that this mount made or changed a name: answers of the store that are under way are older."""
@@ -242,9 +240,8 @@ class Resolver:
 
     async def make_exact(self, nodes: list[Node]) -> None:
         """Fetch unknown attributes of nodes of one directory, given in its order. Nodes that are gone are detached."""
+        await self._walks.confirm([node for node in self._inexact(nodes) if isinstance(node, Directory)])
         wanted = self._inexact(nodes)
-        if await self._walks.confirm([node for node in wanted if isinstance(node, Directory)]):
-            wanted = self._inexact(nodes)
         files = [node for node in wanted if not isinstance(node, Directory)]
         parent = files[-1].parent if len(files) > _MANY else None
         if parent is not None:
@@ -255,12 +252,8 @@ class Resolver:
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
         """Return the nodes to ask for: files without valid attributes (listings show changes), stale directories."""
-        return [
-            node
-            for node in nodes
-            if not (node.dirty or node.gone)
-            and not (node.attrs_valid and (not isinstance(node, Directory) or self.current(node)))
-        ]
+        inexact = (node for node in nodes if not self.current(node))
+        return [node for node in inexact if isinstance(node, Directory) or not node.attrs_valid]
 
     async def ask(self, node: Node) -> bool:
         """For a writer: whether the store has a node, asked now unless the node is own(). If not, it is detached; else
@@ -371,7 +364,7 @@ class Resolver:
             arrived = child.attrs_valid
         if arrived or await self._remote.head(child):
             return child
-        if child.gone and child.tail in parent.stand_ins:
+        if child.tail in parent.stand_ins:
             raise _OvertakenError
         return None
 

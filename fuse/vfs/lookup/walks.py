@@ -15,7 +15,6 @@ was used before, the attributes of all its directories are asked for side by sid
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -42,8 +41,6 @@ _FEW = 8
 """Fewer directories than this are asked for one by one, not by pages."""
 _SHOWN = 256
 """For how many entries of a directory on a page the attributes are asked for ahead."""
-_WAYS_MAX = 1024
-"""The most directories of which the last step down is remembered."""
 _LEVELS = 32
 """The most levels of a path that are asked for at once."""
 
@@ -83,20 +80,18 @@ class Walks:
                 await self._remote.settle(*await one.page)
             except StoreError:
                 continue  # a reader that needs the page asks again, and gets the error
-        return self._remote.fresh_listing(directory) if coming else None
+        return self._remote.fresh_listing(directory)
 
-    async def confirm(self, directories: list[Directory]) -> bool:
-        """Ask again for the pages that listed these siblings, if at most half as many; return whether that was done."""
+    async def confirm(self, directories: list[Directory]) -> None:
+        """Ask again for the pages that listed these siblings, if at most half as many."""
         parent = directories[0].parent if len(directories) >= _FEW else None
         walk = parent.walk if parent is not None else None
         if parent is None or walk is None:
-            return False
+            return
         wanted = set(directories)
         starts = [start for start, page in walk.pages.items() if any(one in wanted for one, _ in page.told)]
-        if not starts or len(starts) > len(directories) // 2:
-            return False
-        await self._ask(parent, walk, starts)
-        return True
+        if len(starts) <= len(directories) // 2:
+            await self._ask(parent, walk, starts)
 
     async def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
         for suspects, listed_at in await self._core.each(partial(self._page, parent, walk, _standing(parent)), starts):
@@ -114,7 +109,7 @@ class Walks:
         if had is not None and page.digest == had.digest:
             for known, stamp in had.told:
                 listing = known.listing
-                if listing and listing.stamp is stamp and not listing.edited and stands(known.tail) is known:
+                if listing and listing.stamp is stamp and not listing.edited:
                     listing.confirmed(started)
             return [], started
         keys = [key_bytes(after), *(key_bytes(found.key) for found in page.objects)]
@@ -127,7 +122,6 @@ class Walks:
                 continue
             listing = listing_of(prefix + tail, [level], started)
             directory.large, directory.list_s, directory.probe_s = False, took_s, 0.0
-            directory.marker = listing.marker
             suspects += self._remote.install(directory, listing)
             told.append((directory, listing.stamp))
             self._prefetcher.coming(prefix + tail, (each for _, each in sorted(listing.entries.items())[:_SHOWN]))
@@ -191,8 +185,6 @@ class Descent:
     def __init__(self, core: Core, remote: Remote) -> None:
         self._core = core
         self._remote = remote
-        self._steps: OrderedDict[int, Directory] = OrderedDict()
-        """By a directory's ino, the subdirectory that the last path through it led to."""
         self._coming: dict[int, Task[None]] = {}
 
     async def ahead(self, directory: Directory) -> None:
@@ -201,10 +193,7 @@ class Descent:
         """
         parent, coming = directory.parent, self._coming.get(directory.ino)
         if parent is not None:
-            self._steps[parent.ino] = directory
-            self._steps.move_to_end(parent.ino)
-            if len(self._steps) > _WAYS_MAX:
-                self._steps.popitem(last=False)
+            parent.way = directory.name
         if coming is not None:
             await coming
         elif parent is not None and self._remote.is_far:
@@ -213,15 +202,15 @@ class Descent:
     def _go(self, directory: Directory) -> None:
         last = directory
         for _ in range(_LEVELS):
-            step = self._steps.get(last.ino)
-            if step is None or step.parent is not last or step.gone or self._remote.is_fresh(last, step.checked_at):
+            step = last.children.get(last.way)
+            if not isinstance(step, Directory) or self._remote.is_fresh(last, step.checked_at):
                 break
             if step.ino not in self._coming:
                 coming = self._coming[step.ino] = self._core.loop.spawn(self._ask(step))
                 coming.on_done(partial(self._coming.__delitem__, step.ino))
             last = step
         walk = last.parent.walk if last.parent is not None else None
-        if not last.large and (walk is None or walk.streak <= 1) and self._remote.fresh_listing(last) is None:
+        if not last.large and (walk is None or walk.streak <= 1):
             self._core.loop.spawn(self._list(last))
 
     async def _ask(self, directory: Directory) -> None:

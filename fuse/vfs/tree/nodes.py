@@ -201,7 +201,7 @@ class Directory(Node):
 
     __slots__ = (
         "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "probe_s",
-        "stand_ins", "subdirectories", "walk",
+        "stand_ins", "subdirectories", "walk", "way",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -228,6 +228,8 @@ class Directory(Node):
         """The number of subdirectories, known since the directory was first listed; -1 before."""
         self.walk: Walk | None = None
         """The walk of a process through the subdirectories, if there was one."""
+        self.way = b""
+        """The name of the subdirectory that the last path through this directory led to."""
 
     @property
     def nlink(self) -> int:
