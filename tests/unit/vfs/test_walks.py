@@ -5,6 +5,7 @@ What a process will come to is asked for while it waits for what is before that,
 
 from __future__ import annotations
 
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,9 +19,10 @@ from datastore.fuse.store.base import ETag, ListedObject, ListPage, ObjectInfo
 from datastore.fuse.vfs.lookup.remote import FAR_S, Remote
 from datastore.fuse.vfs.lookup.walks import split
 from datastore.fuse.vfs.tree.walk import Walk
-from tests.driving import resolve
+from tests.driving import beside, resolve
 from tests.mounted import TTL_S, Client, World
 from tests.promises import promise
+from tests.unit.vfs.test_large_directories import PAGE, Pages
 
 FOLDERS, FILES = 40, 10
 ORDERS = pytest.mark.parametrize("order", [1, -1], ids=["onwards", "backwards"])
@@ -93,6 +95,7 @@ def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: C
     """New, changed and removed names, whole directories among them."""
     tree = filled(world)
     walked(one, order)
+    before = one.calls("list_page")
     other.local.write("top/d07/new", b"new")
     other.local.unlink("top/d11/f3")
     other.local.write("top/d20/f0", b"another size")
@@ -106,9 +109,75 @@ def test_a_walk_sees_what_another_client_did(world: World, one: Client, other: C
     tree[b"d99"] = [b"f"]
     del tree[b"d25"]
     assert walked(one, order) == tree
+    assert one.calls("list_page") - before < 12
     assert one.local.stat("top/d20/f0").size == len(b"another size")
     assert stat.S_IMODE(one.local.stat("top/d30").mode) == 0o700
     assert not one.local.exists("top/d25/f1")
+
+
+@promise("S-105", "S-28")
+def test_directories_that_fill_pages_are_listed_by_themselves(world: World, one: Client) -> None:
+    """A page that lists no two of them is not asked for again soon, and what is known of them is no newer for it."""
+    Pages(one)
+    tree = {b"d%d" % folder: [b"f%02d" % file for file in range(PAGE + 2)] for folder in range(8)}
+    world.put_all(f"top/{folder.decode()}/{file.decode()}" for folder, files in tree.items() for file in files)
+    world.later(100)
+    for _ in range(2):
+        before = one.calls("list_page")
+        assert walked(one) == tree
+        assert one.calls("list_page") - before < 2 * len(tree) + 6
+        world.put("top/d2/f", b"")
+        tree[b"d2"] = sorted({b"f", *tree[b"d2"]})
+        world.later(100)
+
+
+@promise("S-29")
+def test_a_page_that_is_older_than_what_a_writer_was_told(
+    monkeypatch: pytest.MonkeyPatch, world: World, other: Client
+) -> None:
+    """An open for writing asks for the file itself while the page of its directory is under way (S-161)."""
+    filled(world)
+    one = world.client(attributes="listing")
+    one.local.stat("top/d05/f0")
+    one.local.listdir("top")
+    world.later()
+
+    def write() -> None:
+        other.local.write("top/d05/f0", b"another size")
+        with one.local.opened("top/d05/f0", os.O_WRONLY):
+            pass
+
+    original = one.store.list_page
+
+    async def page(*arguments: Any, **options: Any) -> ListPage:
+        answer = await original(*arguments, **options)
+        if "unless" in options and "delimiter" not in options and written == [False]:
+            written[0] = True
+            await beside(write)
+        return answer
+
+    written = [False]
+    monkeypatch.setattr(one.store, "list_page", page)
+    for folder in ("d00", "d01", "d02", "d03"):
+        one.local.listdir(f"top/{folder}")
+    assert written == [True]
+    assert one.local.stat("top/d05/f0").size == len(b"another size")
+
+
+@promise("S-28")
+def test_pages_that_have_no_digest_prove_nothing(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
+    tree = filled(world)
+    original = one.store.list_page
+
+    async def plain(*arguments: Any, **options: Any) -> ListPage:
+        return (await original(*arguments, **options | {"unless": b""}))._replace(digest=b"")
+
+    monkeypatch.setattr(one.store, "list_page", plain)
+    for _ in range(2):
+        assert walked(one) == tree
+        world.put("top/d07/new", b"new")
+        tree[b"d07"] = [*(b"f%d" % file for file in range(FILES)), b"new"]
+        world.later(10)
 
 
 @promise("S-29")
@@ -170,9 +239,10 @@ def test_a_slow_walk_asks_for_no_more_than_it_can_use(world: World, one: Client)
     assert not node.walk.pages
 
 
-@given(
-    st.sets(st.text("ab/-.", min_size=1, max_size=6), max_size=30), st.integers(1, 30), st.sampled_from(["", "a", "b"])
-)
+KEYS = st.builds(str.__add__, st.sampled_from(["a", "b", "a-", "b."]), st.sampled_from(["", "/", "/a", "/b/", "/b/a"]))
+
+
+@given(st.sets(KEYS, max_size=20), st.integers(1, 20), st.sampled_from(["", "a", "b"]))
 def test_a_page_tells_of_directories_what_their_own_listings_would(keys: set[str], size: int, start: str) -> None:
     """Of those that it tells of at all."""
     there = sorted("p/" + key for key in keys)
@@ -249,7 +319,6 @@ def test_a_way_gone_before_is_asked_about_at_once(
     world.later(100)
     assert one.local.stat(f"{DEEP}/f").size == 1
     one.quiet()
-    world.later()
     original, now, most = one.store.head, 0, 0
 
     async def counted(key: str) -> ObjectInfo:
@@ -261,8 +330,12 @@ def test_a_way_gone_before_is_asked_about_at_once(
         return await original(key)
 
     monkeypatch.setattr(one.store, "head", counted)
-    assert one.local.stat(f"{DEEP}/f").size == 1
-    assert most > LEVELS // 2
+    for _ in range(2):
+        world.later()
+        most, before = 0, one.calls("head")
+        assert one.local.stat(f"{DEEP}/f").size == 1
+        assert most > LEVELS // 2
+        assert one.calls("head") - before <= LEVELS + 1, "each is asked about once"
 
 
 @promise("S-154", "S-28")
@@ -298,7 +371,7 @@ def test_its_first_page_is_asked_for_once(
     original = one.store.list_page
 
     async def told(prefix: str, **options: Any) -> ListPage:
-        asked.append(prefix)
+        asked.extend([prefix] if "delimiter" in options else [])
         return await original(prefix, **options)
 
     monkeypatch.setattr(one.store, "list_page", told)
@@ -307,6 +380,10 @@ def test_its_first_page_is_asked_for_once(
     assert asked.count("top/flat/") == 1
     assert len(one.local.listdir("top/flat")) == 2500
     assert asked.count("top/flat/") == 3
+    world.later()
+    assert one.local.exists("top/flat")
+    one.quiet()
+    assert asked.count("top/flat/") == 3, "its pages are known, and compared when it is read"
 
 
 def walk(client: Client) -> int:
@@ -339,6 +416,10 @@ def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -
         resolve(one.fs.remote.begin(one.folder(folder)))
         world.later()
     assert list(one.fs.remote._begun) == [one.folder("b").ino]
+    world.put_all(f"c/{number:04}" for number in range(TWO_PAGES))
+    resolve(one.fs.remote.begin(one.folder("b")))
+    resolve(one.fs.remote.begin(one.folder("c")))
+    assert list(one.fs.remote._begun) == [one.folder("b").ino, one.folder("c").ino]
 
 
 @promise("S-154")
