@@ -7,7 +7,6 @@ rest of that time, so that the two times do not add up.
 from __future__ import annotations
 
 import errno
-import stat
 from collections.abc import Callable
 
 from ...ops import AttrReply, Entry, FSError, Ino

@@ -182,6 +182,20 @@ def test_keys_in_another_order_are_read_each_time(world: World, one: Client, pag
     assert node.listing.spans == []
 
 
+@promise("S-155", "S-11")
+def test_a_directorys_own_attributes_come_with_an_unchanged_page(world: World, one: Client) -> None:
+    """Its marker is on the first page, and another page differs."""
+    world.put("d/", b"", mode=str(stat.S_IFDIR | 0o750))
+    world.put_all(f"d/{os.fsdecode(name)}" for name in NAMES)
+    world.later(100)
+    Pages(one)
+    one.local.listdir("d")
+    world.put("d/g")
+    world.later()
+    assert b"g" in one.local.listdir("d")
+    assert stat.S_IMODE(one.local.stat("d").mode) == 0o750
+
+
 TAILS = [base + end for base in ("a", "b", "c", "d", "e") for end in ("", "!", "-x", ".rclonelink", "/", "/x", "0")]
 
 OWN = ("write", "unlink", "mkdir", "symlink")

@@ -82,7 +82,8 @@ def test_the_kernel_is_not_told_to_keep_answers_longer(world: World, one: Client
         assert entry.entry_ttl_s <= TTL_S / 4
         assert entry.attr_ttl_s <= TTL_S / 4
     world.later()
-    assert resolve(one.fs.lookup(caller, one.fs.core.nodes.root.ino, b"absent")).entry_ttl_s == TTL_S
+    for name in (b"absent", b"f"):
+        assert resolve(one.fs.lookup(caller, one.fs.core.nodes.root.ino, name)).entry_ttl_s == TTL_S
 
 
 @promise("S-28")
@@ -116,18 +117,82 @@ def test_a_name_that_changes_its_kind(world: World, one: Client, other: Client) 
 
 
 @promise("S-28")
-def test_a_kernel_that_holds_a_lost_name_is_told(world: World, one: Client, other: Client) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_a_kernel_that_holds_a_lost_name_is_told(world: World, one: Client, other: Client, large: bool) -> None:
     """Names and pages of what another client changed are dropped from the kernel's caches."""
-    world.put("f", b"old")
-    world.put("g", b"old")
-    ino = other.local.stat("f").ino
-    other.local.stat("g")
+    names = ["f", "g", "h"]
+    world.put_all(names, b"old")
+    if large:
+        other.ask_one_by_one()
+    ino, *_ = [other.local.stat(name).ino for name in names]
     one.local.write("f", b"newer")
     one.local.unlink("g")
+    one.local.unlink("h")
+    one.local.mkdir("h")
     world.later()
-    other.local.listdir()
+    if large:
+        assert [other.local.exists(name) for name in names] == [True, False, True]
+    else:
+        other.local.listdir()
     assert (ino, 0) in other.kernel.inodes
-    assert (other.fs.core.nodes.root.ino, b"g") in other.kernel.entries
+    root = other.fs.core.nodes.root.ino
+    assert {(root, b"g"), (root, b"h")} <= {*other.kernel.entries}
+
+
+@promise("S-28", "S-30")
+def test_an_open_file_of_a_large_directory_is_replaced(world: World, one: Client, other: Client) -> None:
+    """The name is asked for alone: it leads to the new version, the handle keeps the old one."""
+    world.put("f", b"old")
+    other.ask_one_by_one()
+    with other.local.opened("f") as file:
+        assert file.read() == b"old"
+        one.local.write("f", b"newer")
+        world.later()
+        assert other.local.read("f") == b"newer"
+        assert file.read() == b"old"
+
+
+@promise("S-29", "S-161")
+def test_what_a_writer_was_told_is_shown_to_all(world: World, one: Client, other: Client) -> None:
+    """What a listing says of the file is older, also for one whom the kernel asks after it has forgotten the file."""
+    world.put_all(["f", "g"], b"old")
+    for name in ("f", "g"):
+        one.local.stat(name)
+    other.local.write("f", b"newer")
+    other.local.unlink("g")
+    with one.local.opened("f", os.O_WRONLY):
+        pass
+    ino = one.local.stat("f").ino
+    one.fs.forget(ino, 100)
+    assert ino not in one.fs.core.nodes.by_ino
+    assert one.local.stat("f").size == len(b"newer")
+    with pytest.raises(FileNotFoundError):
+        one.local.open("g", os.O_WRONLY)
+    assert one.local.listdir() == [b"f"]
+
+
+@promise("S-28")
+def test_a_type_that_another_client_changed(world: World, one: Client, other: Client) -> None:
+    """A listing has no attributes: a pipe's type is known from before, but not that of what replaced it."""
+    one.local.mknod("n", stat.S_IFIFO | 0o644)
+    world.later()
+    other.local.stat("n")
+    assert other.local.scandir() == [(b"n", stat.S_IFIFO)]
+    world.put("n", b"file")
+    world.later()
+    assert other.local.scandir() == [(b"n", stat.S_IFREG)]
+
+
+@promise("S-28")
+def test_a_directory_that_holds_only_what_is_not_sent_yet(world: World, one: Client) -> None:
+    """Another client removed what was in it, and with that the directory; who works here has it."""
+    world.put("d/x")
+    with one.local.opened("d/f", os.O_CREAT | os.O_WRONLY) as file:
+        file.write(b"ours")
+        world.tool.delete_many([key for key in world.all_keys() if key != "d/f"])
+        world.later()
+        assert one.local.exists("d")
+    assert world.body("d/f") == b"ours"
 
 
 @promise("S-28")
@@ -201,6 +266,10 @@ def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: Wor
     for name in names:
         one.local.stat(name)
     assert one.calls("list_page") - before <= 2
+    world.later(100)
+    heads = one.calls("head")
+    assert not any(one.local.exists(f"{name}x") for name in names)
+    assert one.calls("head") - heads <= 1, "the listing says what there is not"
 
 
 @promise("S-28", "S-43")

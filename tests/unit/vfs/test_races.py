@@ -17,6 +17,7 @@ import pytest
 
 from datastore.fuse.loop import now
 from datastore.fuse.ops import Ino, OpenRequest
+from datastore.fuse.vfs.lookup import remote
 from datastore.fuse.vfs.opened import files
 from datastore.fuse.vfs.tree.listing import listing_of
 from datastore.fuse.vfs.tree.nodes import Directory
@@ -61,6 +62,33 @@ def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, 
     resolve(one.fs.resolver.read_directory(node))
     assert one.local.listdir("a") == [b"f"]
     assert one.local.read("a/f") == b"x"
+
+
+@promise("S-29")
+def test_a_directory_that_is_renamed_during_each_listing(
+    monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves
+) -> None:
+    """Who lists it is told so in the end."""
+    monkeypatch.setattr(remote, "AGAIN_MAX", 1)
+    node = one.folder("a")
+    node.listing = None
+    around(monkeypatch, one, "list_page", *away)
+    failing(errno.EBUSY, one.local.listdir, "a")
+
+
+@promise("S-29")
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_file_that_is_written_while_it_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client, removed: bool
+) -> None:
+    """removed: another client did that. What was written here is not sent yet, and stays."""
+    one.local.write("f", b"first")
+    with one.local.opened("f", os.O_RDWR) as file:
+        before = (lambda: world.tool.delete("f")) if removed else nothing
+        around(monkeypatch, one, "head", before, lambda: file.write(b"longer than that"))
+        assert resolve(one.fs.remote.head(one.node("f")))
+        assert file.stat().size == len(b"longer than that")
+        assert not one.node("f").gone
 
 
 @promise("S-29")
