@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from datastore.errors import StoreError
@@ -89,11 +89,16 @@ class _Run:
         if self.streak < _STREAK:
             return range(0)
         target = min(len(self.names), self.last + 1 + min(_AHEAD, 4 * self.streak))
-        if target - self.horizon <= _CHUNK < target - self.last and target < len(self.names):
-            return range(0)
         ahead = range(max(self.horizon, self.last) + 1, target)
+        if len(ahead) < _CHUNK < target - self.last and target < len(self.names):
+            return range(0)
         self.horizon = max(self.horizon, target - 1)
         return ahead
+
+    def listed(self, places: range) -> Iterator[Listed]:
+        """Return the entries at these places, but for those that this mount has removed meanwhile."""
+        entries = self.listing.entries
+        return (entries[name] for name in self.names[places.start : places.stop] if name in entries)
 
 
 class Prefetcher:
@@ -115,15 +120,14 @@ class Prefetcher:
             del self._pending[node.ino]
             self._row += 1
         directory = node.parent
-        run = self._run(self._opens, directory) if directory is not None and node.etag and not kept else None
-        if run is None or directory is None or not (ahead := run.step(node.name)):
+        if kept or directory is None or (run := self._run(self._opens, directory)) is None:
             return
         prefix, wanted, room = directory.key, [], _BYTES_AHEAD - self._files.bytes
-        for at in ahead:
-            listed = run.listing.entries.get(run.names[at])
-            if listed is not None and self._is_small(listed.kind, listed.size) and listed.size <= room:
-                room -= listed.size
-                wanted.append(ObjectVersion(prefix + listed.tail, listed.etag, listed.size))
+        for listed in run.listed(run.step(node.name)):
+            version = ObjectVersion(prefix + listed.tail, listed.etag, listed.size)
+            if self._is_small(listed.kind, version) and version.size <= room:
+                room -= version.size
+                wanted.append(version)
         self._files.add(wanted)
 
     def looked_up(self, directory: Directory, name: bytes) -> None:
@@ -137,20 +141,16 @@ class Prefetcher:
         # How many names a process that opens what it looks up may look up before it opens one.
         before_opens = PENDING_MAX if self._row >= _ENOUGH else 1
         if run.streak - (reads.streak if reads is not None else 0) > before_opens:
-            self._expect(directory, run, run.names[ahead.start : ahead.stop])
+            self.coming(directory.key, run.listed(ahead))
         else:
             run.horizon = run.last
 
     def looked_through(self, directory: Directory, name: bytes) -> None:
-        """Note that a process needed the attributes of all entries up to a name; ask for those of the next _SHARE."""
+        """Note that a process needs the attributes of all entries up to a name; ask for those of _SHARE from there."""
         run = self._run(self._lookups, directory)
         if run is not None:
-            behind = run.index.get(name, len(run.names)) + 1
-            self._expect(directory, run, run.names[behind : behind + _SHARE])
-
-    def _expect(self, directory: Directory, run: _Run, names: Sequence[bytes]) -> None:
-        entries = run.listing.entries
-        self.coming(directory.key, (entries[name] for name in names if name in entries))
+            at = run.index.get(name, len(run.names))
+            self.coming(directory.key, run.listed(range(at, at + _SHARE)))
 
     def coming(self, prefix: str, entries: Iterable[Listed]) -> None:
         """Ask for unknown attributes of entries of a directory that will be looked at soon. prefix: its key."""
@@ -186,8 +186,7 @@ class Prefetcher:
             self._pending.popitem(last=False)
             self._row = 0
         soon = self._row >= _ENOUGH and not self._may_change(node.mtime_ns)
-        small = node.etag != "" and self._is_small(node.listed_kind, node.size)
-        if soon and small:
+        if soon and self._is_small(node.listed_kind, node.version()):
             await self._files.brought(node.version())
 
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
@@ -203,8 +202,10 @@ class Prefetcher:
             run.follow(listing)
         return run
 
-    def _is_small(self, kind: int, size: int) -> bool:
-        return kind == stat.S_IFREG and 0 < size <= self._core.reader.settings.whole_bytes
+    def _is_small(self, kind: int, version: ObjectVersion) -> bool:
+        """Whether a reader would take a version by one GET; not so where it is not in the store yet."""
+        small = 0 < version.size <= self._core.reader.settings.whole_bytes
+        return kind == stat.S_IFREG and small and version.etag != ""
 
     def _may_change(self, mtime_ns: int) -> bool:
         """Whether an object changed a moment ago: it may change again within that second; no answer could be kept."""

@@ -20,6 +20,7 @@ from tests.driving import beside, resolve
 from tests.mounted import Client, World
 from tests.patience import PATIENCE_S, passed
 
+BOTH_LISTINGS = True
 TWO_PAGES = 1500
 
 

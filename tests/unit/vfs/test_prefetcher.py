@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from datastore.errors import Unreachable
-from datastore.fuse.store.base import HeadSink
+from datastore.fuse.store.base import HeadSink, ObjectVersion
+from datastore.fuse.vfs.lookup import prefetcher
 from datastore.fuse.vfs.lookup.prefetcher import PENDING_MAX, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from tests.datachecks import forget
@@ -60,6 +63,64 @@ def test_attributes_that_a_get_brought_along_are_not_asked_for_again(world: Worl
     assert one.calls("head") <= 4, "the first ones, before there was a run of reads"
 
 
+def test_what_is_not_sent_yet_is_not_fetched_ahead(world: World, one: Client) -> None:
+    names = [f"d/f{number:03}" for number in range(60)]
+    world.put_all(names[:30])
+    with contextlib.ExitStack() as files:
+        for name in names[30:]:
+            files.enter_context(one.local.opened(name, os.O_CREAT | os.O_WRONLY)).write(b"ours")
+        world.later(100)
+        one.local.listdir("d")
+        for name in names[:30]:
+            assert one.local.read(name) == b"x"
+            one.quiet()
+        assert one.calls("get") == 30
+
+
+@promise("S-152")
+@pytest.mark.parametrize("reads", [True, False])
+def test_what_is_fetched_ahead_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client, reads: bool
+) -> None:
+    """In bytes, and in directories; what is asked for ahead is asked for once, and of files alone."""
+    monkeypatch.setattr(prefetcher, "_BYTES_AHEAD", 12)
+    monkeypatch.setattr(prefetcher, "_DIRECTORIES", 2)
+    ahead, queued = one.fs.resolver._prefetcher, list[int]()
+    added = ahead._files.add
+
+    def add(versions: Iterable[ObjectVersion]) -> None:
+        added(versions)
+        queued.append(ahead._files.bytes)
+
+    monkeypatch.setattr(ahead._files, "add", add)
+    for folder in "abc":
+        names = [f"{folder}/f{number:03}" for number in range(40)]
+        world.put_all(names)
+        world.put_all(f"{folder}/f{number:03}d/x" for number in range(0, 40, 5))
+        world.later(100)
+        one.local.listdir(folder)
+        one.local.stat(f"{folder}/f039")
+        one.local.unlink(f"{folder}/f039")
+        heads = one.calls("head")
+        for name in names[:-1]:
+            if reads:
+                assert one.local.read(name) == b"x"
+            else:
+                one.local.stat(name)
+        one.quiet()
+        assert reads or one.calls("head") - heads <= 39
+    runs = ahead._opens if reads else ahead._lookups
+    assert len(runs) == 2
+    assert max(queued, default=12) == 12
+
+
+def test_a_run_asks_for_each_once_and_for_many_together() -> None:
+    made = run()
+    asked = [list(places) for name in NAMES if (places := made.step(name))]
+    assert [place for places in asked for place in places] == list(range(asked[0][0], len(NAMES)))
+    assert min(len(places) for places in asked[3:-1]) >= 15
+
+
 def test_attributes_that_did_not_come_are_asked_for_again(
     world: World, one: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,17 +163,17 @@ def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client
         world.put(name, name.encode())
     world.later(100)
     one.local.listdir("d")
-    prefetcher, core = one.fs.resolver._prefetcher, one.fs.core
+    ahead, core = one.fs.resolver._prefetcher, one.fs.core
     for name in names:
         one.local.open(name).close()
-    eventually(lambda: prefetcher._files.bytes == 0)
+    eventually(lambda: ahead._files.bytes == 0)
     assert core.cache is not None
     forget(core.reader)
     core.cache.make_room(1 << 40)
     before = one.calls("get")
     for name in names:
         one.local.open(name).close()
-    assert (one.calls("get") - before, prefetcher._files.bytes) == (0, 0)
+    assert (one.calls("get") - before, ahead._files.bytes) == (0, 0)
     for name in names[:10]:
         assert one.local.read(name) == name.encode()
     eventually(lambda: one.calls("get") - before >= 20)

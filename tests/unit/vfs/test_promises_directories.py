@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
@@ -54,6 +55,27 @@ def test_an_implied_directory_stays_when_its_last_entry_goes(world: World, one: 
     assert one.local.listdir() == other.local.listdir() == [b"a", b"b", b"d", b"g", b"h"]
     assert other.local.listdir("d") == [b"e"]
     assert {"a/", "b/", "d/e/"} <= set(world.all_keys())
+
+
+@promise("S-02")
+@pytest.mark.parametrize("attributes", ["full", "listing"])
+def test_a_marker_that_another_client_removed_is_made_again(
+    world: World, attributes: Literal["full", "listing"]
+) -> None:
+    """A listing shows that it is gone; one that shows it spares writing it."""
+    one = world.client(attributes=attributes)
+    one.local.mkdir("d")
+    one.local.write("d/f", b"x")
+    world.put("e/", b"")
+    world.put("e/f", b"x")
+    world.tool.delete("d/")
+    world.later()
+    puts = one.calls("put")
+    for folder in "de":
+        assert one.local.listdir(folder) == [b"f"]
+        one.local.unlink(f"{folder}/f")
+    assert one.calls("put") - puts == 1
+    assert world.all_keys() == ["d/", "e/"]
 
 
 @promise("S-02")

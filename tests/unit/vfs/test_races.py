@@ -84,8 +84,11 @@ def test_a_file_that_is_written_while_it_is_asked_about(
     """removed: another client did that. What was written here is not sent yet, and stays."""
     one.local.write("f", b"first")
     with one.local.opened("f", os.O_RDWR) as file:
-        before = (lambda: world.tool.delete("f")) if removed else nothing
-        around(monkeypatch, one, "head", before, lambda: file.write(b"longer than that"))
+
+        def write() -> None:
+            file.write(b"longer than that")
+
+        around(monkeypatch, one, "head", (lambda: world.tool.delete("f")) if removed else nothing, write)
         assert resolve(one.fs.remote.head(one.node("f")))
         assert file.stat().size == len(b"longer than that")
         assert not one.node("f").gone
