@@ -243,19 +243,15 @@ class Remote:
         return not node.gone
 
     async def head_many(self, nodes: list[Node]) -> None:
-        """Do the same as head() for up to 1,000 nodes, side by side. The first error is raised after all were asked."""
-        if len(nodes) == 1:
-            await self.head(nodes[0])
+        """Do the same as head() for up to 1,000 nodes, side by side; but of several, one that is renamed or changed
+        meanwhile is not asked for again. The first error is raised after all were asked.
+        """
+        if len(nodes) <= 1:
+            for node in nodes:
+                await self.head(node)
             return
-        for _ in range(AGAIN_MAX):
-            if not nodes:
-                break
-            nodes = await self._head_many(nodes)
-
-    async def _head_many(self, nodes: list[Node]) -> list[Node]:
-        """Ask once; return the nodes that were renamed or changed meanwhile, for another try."""
         asked = [(node, node.asked_as) for node in nodes]
-        learn, again = self._core.known.asking(), list[Node]()
+        learn = self._core.known.asking()
         later: list[tuple[Node, _AskedAs, ObjectInfo | StoreError]] = []
         """Answers that need further requests."""
 
@@ -267,12 +263,10 @@ class Remote:
                 later.append((node, was, answer))
 
         async def settle(told: tuple[Node, _AskedAs, ObjectInfo | StoreError]) -> None:
-            if await self._settled(*told, learn) is None:
-                again.append(told[0])
+            await self._settled(*told, learn)
 
         await self._core.store.head_many([node.key for node in nodes], take)
         await self._core.each(settle, later)
-        return again
 
     async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
         """Take in the answer to a HEAD and return what head() does; None: ask again, for the node changed meanwhile."""

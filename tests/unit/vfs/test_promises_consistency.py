@@ -74,9 +74,10 @@ def test_a_longer_time_to_live(world: World, one: Client) -> None:
 def test_the_kernel_is_not_told_to_keep_answers_longer(world: World, one: Client) -> None:
     """An answer may be kept for what is left of its time, a negative one too."""
     world.put("f", b"")
-    one.local.stat("f")
-    world.clock.advance(TTL_S * 3 / 4)
     caller = one.local._caller
+    first = resolve(one.fs.lookup(caller, one.fs.core.nodes.root.ino, b"f"))
+    assert (first.entry_ttl_s, first.attr_ttl_s) == (TTL_S, TTL_S)
+    world.clock.advance(TTL_S * 3 / 4)
     for name in (b"f", b"absent"):
         entry = resolve(one.fs.lookup(caller, one.fs.core.nodes.root.ino, name))
         assert entry.entry_ttl_s <= TTL_S / 4
