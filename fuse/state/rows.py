@@ -9,6 +9,8 @@ from .nodelog import NodeRecord
 
 UploadNote = NewType("UploadNote", int)
 _SECOND_NS = 1_000_000_000
+NOWHERE = NodeRecord(0, 0, 0, "", b"")
+"""The place of no node, as there is none with the number 0."""
 
 
 class Unsent(NamedTuple):
@@ -72,7 +74,7 @@ class Intent(NamedTuple):
     kind: str
     source: str
     target: str
-    move: NodeRecord | None = None
+    move: NodeRecord = NOWHERE
     subject: Subject = Subject()
     request: int = 0
     """The kernel's request that began it (see ops.Caller); 0 unknown."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..store.base import UploadId
 from .nodelog import NodeRecord
-from .rows import Intent, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
+from .rows import NOWHERE, Intent, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .youngrows import LONG_BYTES, NAME, YoungRows
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -257,7 +257,7 @@ class StateDb:
         kind: str,
         source: str,
         target: str,
-        move: NodeRecord | None = None,
+        move: NodeRecord = NOWHERE,
         subject: Subject | None = None,
         request: int = 0,
     ) -> Intent:
@@ -386,13 +386,13 @@ def _unsent(row: tuple[Any, ...]) -> Unsent:
 
 
 def _stored_intent(intent: Intent) -> str:
-    move = intent.move and [*intent.move[:4], as_text(intent.move.name)]
+    move = [*intent.move[:4], as_text(intent.move.name)]
     return json.dumps([*intent[1:4], move, intent.subject, intent.request])
 
 
 def _intent(number: int, stored: str) -> Intent:
     kind, source, target, move, subject, request = json.loads(stored)
-    record = move and NodeRecord(*move)._replace(name=move[-1].encode("utf-8", "surrogateescape"))
+    record = NodeRecord(*move)._replace(name=move[-1].encode("utf-8", "surrogateescape"))
     return Intent(number, kind, source, target, record, Subject(*subject), request)
 
 

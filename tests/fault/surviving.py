@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,7 @@ class Surviving:
         """What was in the bucket when the server died."""
         self.recovery_calls = 0
         """How many store calls the new server makes before it serves."""
+        self._requests = itertools.count(1)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._world.fs, name)
@@ -47,6 +49,8 @@ class Surviving:
             return method
 
         def call(*arguments: Any) -> Any:
+            if arguments and isinstance(arguments[0], Caller):
+                arguments = (arguments[0]._replace(request=next(self._requests)), *arguments[1:])
             try:
                 reply = getattr(self._world.fs, name)(*arguments)
                 return resolve(reply) if inspect.iscoroutine(reply) else reply

@@ -46,13 +46,9 @@ class Renames:
         self._resolver = resolver
         self._uploads = uploads
         self._changes = changes
-        self._begun: set[tuple[str, str]] = set()
-        """(old key, new key) of file renames that are repeated; their target may be the copy of the earlier server."""
-        self._carried_out: set[int] = set()
-        """The requests (Caller.request) whose renames this server ended when it took over."""
-        self._cut_off: list[Intent] = []
-        """Intents that this server could not end when it took over. They are not ended in the background,
-        but only when the kernel sends the rename again, so that its result is reported."""
+        self._begun: dict[int, Intent | None] = {}
+        """What an earlier server began, by the request that the kernel sends again (Caller.request); None: it is made.
+        What this server could not end when it took over it ends only then, so that the result is reported."""
 
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
@@ -60,22 +56,20 @@ class Renames:
         """rename(2). Errors: FSError(EINVAL) for flags other than RENAME_NOREPLACE."""
         if flags & ~NOREPLACE:
             raise FSError(errno.EINVAL)
-        if caller.request in self._carried_out:
-            return
+        source_directory = self._resolver.directory(parent)
+        if caller.request in self._begun:
+            intent, new = self._begun.pop(caller.request), self._resolver.directory(new_parent)
+            if intent is None or await self._goes_on(intent, source_directory, name, new):
+                return
+            flags &= ~NOREPLACE  # the target may be the copy of the earlier server
         target_directory = self._changes.directory_for(new_parent, new_name)
         await self._changes.files.chases.let_pass(new_parent, new_name)
-        source_directory = self._resolver.directory(parent)
-        if await self._goes_on(source_directory, name, target_directory, new_name):
-            return
         source = await self._resolver.existing(source_directory, name)
-        if isinstance(source, Directory) and not await self._resolver.revalidate(source):
-            raise FSError(errno.ENOENT)
         target = await self._target(source, target_directory, new_name, flags)
         if target is source:
             return
         if target is not None:
-            again = (source.key, target.key) in self._begun
-            await self._check_target(source, target, flags & ~NOREPLACE if again else flags)
+            await self._check_target(source, target, flags)
         for each in (source, target, target_directory):
             if isinstance(each, Directory):
                 await replace_stand_in(self._core, each)
@@ -95,29 +89,18 @@ class Renames:
             await self._resolver.refuse_hiding(directory, name)
         return target
 
-    async def _goes_on(self, old: Directory, name: bytes, new: Directory, new_name: bytes) -> bool:
-        """End this rename if it is in _cut_off; return whether it is done. After an error it is not tried again."""
-        file, below = segment_of(name), segment_of(name, directory=True)
-        keys = {old.key + tail for tail in (file, file + LINK_SUFFIX, below + "/")}
-        for intent in self._cut_off:
-            move = intent.move
-            if intent.source in keys and move is not None and (move.parent, move.name) == (new.ino, new_name):
-                break
-        else:
-            return False
-        self._cut_off.remove(intent)
-        if intent.kind == "rename-file":  # at most the copy was made: rename anew
-            self._begun.add((intent.source, intent.target))
+    async def _goes_on(self, intent: Intent, old: Directory, name: bytes, new: Directory) -> bool:
+        """End what an earlier server began; return False to have it made anew. After an error it is not tried again."""
+        if intent.kind == "rename-file":  # at most the copy was made
             self._core.db.end(intent)
             return False
         async with self._core.tree.exclusive():
             try:
-                await self._finish(intent)
+                return await self._finish(intent)
             finally:
                 self._core.db.end(intent)
                 self._vacated(old, name)
                 new.forget_listing()
-        return True
 
     async def _check_target(self, source: Node, target: Node, flags: int) -> None:
         if flags & NOREPLACE:
@@ -314,25 +297,22 @@ class Renames:
         for intent in core.db.intents():
             if intent.kind == "discard" and resumed:
                 continue
+            made = False
             try:
-                done = await self._finish(intent)
+                made = await self._finish(intent)
+                core.db.end(intent)
             except (StoreError, OSError) as error:
                 failures.append(f"{intent.kind} {os.fsencode(intent.source)!r}: {error}")
                 with suppress(OSError):  # the disk is full
                     intent = core.db.put_off(intent, core.clock.time_ns())
-                if resumed:
-                    self._cut_off.append(intent)
-                continue
-            core.db.end(intent)
-            if resumed and done and intent.request:
-                self._carried_out.add(intent.request)
+            if resumed and intent.request:
+                self._begun[intent.request] = None if made else intent
         return failures
 
     async def _finish(self, intent: Intent) -> bool:
         """Return whether the change is made; if not, it is given up, or left to the kernel's next request."""
         core, orphans = self._core, self._uploads.orphans
-        subject = intent.subject
-        node = core.nodes.by_ino.get(Ino(intent.move.ino)) if intent.move is not None else None
+        subject, node = intent.subject, core.nodes.by_ino.get(Ino(intent.move.ino))
         if intent.kind == "discard":
             await core.remove(intent.source)
         elif intent.kind == "rename-directory":
@@ -346,28 +326,26 @@ class Renames:
             await self._place(intent.move, node)
             await _remove(core, intent.source, subject._replace(etag=intent.target))
             await _remove(core, subject.replaced, subject._replace(etag=subject.replaced_etag))
-        elif node is not None and node.dirty and not node.gone:
-            self._begun.add((intent.source, intent.target))  # unsent bytes: the rename that is sent again sends them
+        elif (node is not None and node.dirty and not node.gone) or orphans.waits_for(intent.source):
+            # The store has older bytes than those that were meant: these are sent by the rename that is sent again,
+            # or to the old name.
             return False
-        elif orphans.waits_for(intent.source):
-            # The store's older bytes would get the new name, and the unsent ones, which were meant, the old name.
-            raise FSError(errno.EBUSY, "its bytes are not sent yet: they will be, under the old name")
         else:
             return await self._finish_file(intent, node)
         return True
 
-    async def _place(self, move: NodeRecord | None, node: Node | None) -> Node | None:
+    async def _place(self, move: NodeRecord, node: Node | None) -> Node | None:
         """Move a node to where its rename was to put it, and return it, or None. What it replaces is never sent."""
-        core, uploads = self._core, self._uploads
-        parent = core.nodes.by_ino.get(Ino(move.parent)) if move is not None else None
-        if move is None or not isinstance(parent, Directory):
+        core = self._core
+        parent = core.nodes.by_ino.get(Ino(move.parent))
+        if not isinstance(parent, Directory):
             return None
         there = parent.children.get(move.name)
         if there is not None and there is not node:
-            if there.handles and there.staged is not None:  # open handles keep its bytes
+            if there.handles:  # they keep its bytes
                 record_removed(core, there)
             core.nodes.detach(there)
-            await uploads.forsake(there)
+            await self._changes.let_go(there)
         if node is None or node.gone:
             return None
         if there is not node:

@@ -176,11 +176,15 @@ def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, d
 @promise("S-27")
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("used", [False, True])
-def test_a_replaced_file_is_put_off_by_versions(world: World, one: Client, used: bool, skew_s: int) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_a_replaced_file_is_put_off_by_versions(
+    world: World, one: Client, used: bool, there: bool, skew_s: int
+) -> None:
     """It is used anew if it is another version than the rename was to replace, however wrong our clock is."""
     world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
     world.put("a", b"bytes")
-    world.put("b", b"older")
+    if there:
+        world.put("b", b"older")
     one.local.listdir()
     rename_dies(one, "a", "b", "copy")
     waiting = one.again(plan=from_nth(0, DOWN))

@@ -149,8 +149,9 @@ def test_a_link_replaces_a_file_and_a_file_a_link(world: World, one: Client) -> 
 
 
 @promise("S-25")
-def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> None:
-    """Even if the directory was listed while the old object was still there."""
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client, listed: bool) -> None:
+    """Even if the directory was listed, or the name looked up, while the old object was still there."""
     world.put("f", b"x")
     world.put("d/g", b"y")
     one.local.listdir()
@@ -159,7 +160,12 @@ def test_the_old_name_is_gone_when_rename_returns(world: World, one: Client) -> 
         if method in ("delete", "delete_many"):
             one.fs.core.nodes.root.listing = None
             one.faulty.plan = no_faults
-            one.local.scandir(plus=True)
+            if listed:
+                one.local.scandir(plus=True)
+            else:
+                one.ask_one_by_one()
+                assert one.local.exists("f") == (method == "delete")
+                assert one.local.exists("d")
             one.faulty.plan = list_before_removal
 
     one.faulty.plan = list_before_removal
@@ -339,6 +345,7 @@ def test_a_directory_rename_that_fails_leaves_no_copy(
     failing(errno.EIO, one.local.rename, "d", "e")
     one.faulty.plan = no_faults
     assert world.all_keys() == before
+    assert one.fs.core.db.intents() == []
     one.local.rename("d", "e")
     assert world.contents() == {"e/x": b"x", "e/y/z": b"y/z"}
 
@@ -410,6 +417,25 @@ def test_a_file_that_another_client_removes_during_its_rename(
     assert one.fs.core.db.intents() == []
     world.later()
     assert one.local.listdir() == []
+
+
+@promise("S-26")
+@pytest.mark.parametrize("gone", ["d", "into"])
+def test_a_directory_that_another_client_removes_during_a_rename(world: World, one: Client, gone: str) -> None:
+    """And of which that is seen meanwhile: it is not made again."""
+    one.local.mkdir("d")
+    one.local.mkdir("into")
+    world.later()
+
+    def remove() -> None:
+        world.tool.delete(f"{gone}/")
+        world.later()
+        assert not one.local.exists(gone)
+
+    one.local.stat("d")
+    one.before_next("list_page", remove)
+    failing(errno.ENOENT, one.local.rename, "d", "into/e")
+    assert world.all_keys() == ["into/" if gone == "d" else "d/"]
 
 
 @promise("S-26")

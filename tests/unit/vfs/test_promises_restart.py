@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from datastore.fuse.ops import Fh, Ino, OpenRequest
+from datastore.fuse.state.nodelog import NodeLog
 from datastore.fuse.state.removed import RemovedFiles
+from datastore.fuse.state.statedb import StateDb
 from datastore.fuse.vfs.change.renames import NOREPLACE
 from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
 from tests.faulty import Plan, from_nth, no_faults
 from tests.kernelkeeps import Room
 from tests.localfs import ME, File, LocalFs
-from tests.mounted import DOWN, Client, Died, World, dies_at, failing, lived, pattern, taken_over
+from tests.mounted import DOWN, Client, Died, World, dies_at, failing, lived, pattern, refuse_writes, taken_over
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 
@@ -142,6 +144,7 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(
     world: World, old: str, new: str, changed: bool, plan: Plan
 ) -> None:
     """At whatever call the server dies: the rename is sent again, and who has the file open goes on with it."""
+    mine = ME._replace(request=7)
     place, beside = ("d/new", "d/sub/g") if old == "d/f" else ("e/f", "e/sub/g")
     wanted = b"Content" if changed else b"content"
     for number in range(40):
@@ -153,14 +156,17 @@ def test_a_rename_that_was_cut_off_goes_on_at_the_new_server(
             file.write(b"C")
         client.local.stat(f"{top}/d")
         client.faulty.plan = dies_at(len(client.faulty.calls) + number)
-        done = lived(client.local.rename, f"{top}/{old}", f"{top}/{new}", NOREPLACE)
+        done = lived(LocalFs(client.fs, mine).rename, f"{top}/{old}", f"{top}/{new}", NOREPLACE)
         client = client.again(resumed=True, plan=plan)
         client.faulty.plan = no_faults
         file = File(client.fs, file.ino, file._fh)
         if not done:
+            client.local.scandir(f"{top}/{old}".rpartition("/")[0])
             with contextlib.suppress(FileNotFoundError):  # as the session takes it (kernel/dispatch.py)
-                client.local.rename(f"{top}/{old}", f"{top}/{new}", NOREPLACE)
+                LocalFs(client.fs, mine).rename(f"{top}/{old}", f"{top}/{new}", NOREPLACE)
             assert client.fs.core.db.intents() == [], "no later server begins it again"
+            assert not client.local.exists(f"{top}/{old}")
+            assert client.local.stat(f"{top}/{place}").ino == file.ino
         client, (file,) = taken_over(client, file)
         assert client.local.stat(f"{top}/{place}").ino == file.ino
         assert file.read() == wanted, f"died at call {number}"
@@ -206,15 +212,66 @@ def test_a_rename_that_a_start_ended_is_not_made_again_when_another_client_uses_
     assert world.body("later") == b"theirs"
 
 
+def dies(*_: object, **__: object) -> None:
+    raise Died
+
+
+@promise("S-58")
+@pytest.mark.parametrize("changed", [False, True], ids=["read", "changed"])
+@pytest.mark.parametrize(("owner", "method"), [(StateDb, "moved"), (NodeLog, "append")])
+def test_a_rename_that_was_cut_off_before_it_was_written_down_goes_on(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, changed: bool
+) -> None:
+    """That the new key has the content, or that the node has its new place: the kernel's second request is success."""
+    world.put("f", b"content")
+    mine, file = ME._replace(request=7), client.local.open("f", os.O_RDWR)
+    if changed:
+        file.write(b"C")
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, method, dies)
+        assert not lived(LocalFs(client.fs, mine).rename, "f", "new", NOREPLACE)
+    client, (file,) = taken_over(client, file)
+    LocalFs(client.fs, mine).rename("f", "new", NOREPLACE)
+    assert client.local.stat("new").ino == file.ino
+    assert file.read() == (b"Content" if changed else b"content")
+    file.write(b"more", 7)
+    file.close()
+    assert world.contents() == {"new": b"Contentmore" if changed else b"contentmore"}
+    client.nothing_left()
+
+
+@promise("S-58", "S-23")
+@pytest.mark.parametrize("opened", [True, False])
+def test_what_a_rename_that_was_cut_off_replaces_is_never_sent(world: World, client: Client, opened: bool) -> None:
+    """Who has it open goes on with its bytes, also at the server after the next one."""
+    world.put("f", b"older")
+    world.put("new", b"newer")
+    mine, file = ME._replace(request=7), client.local.open("f", os.O_RDWR)
+    file.write(b"O")
+    if not opened:
+        refuse_writes(client)
+        failing(errno.EIO, file.close)
+    client.local.stat("new")
+    client.faulty.plan = lambda index, method: dies_at(0)(index, method) if method == "copy" else None
+    assert not lived(LocalFs(client.fs, mine).rename, "new", "f")
+    client, (file,) = taken_over(client, file)
+    LocalFs(client.fs, mine).rename("new", "f")
+    for _ in range(2 if opened else 0):
+        assert (file.read(), client.local.read("f")) == (b"Older", b"newer")
+        client, (file,) = taken_over(client, file)
+    if opened:
+        file.close()
+    assert resolve(client.fs.flush_all()) == []
+    assert world.contents() == {"f": b"newer"}
+    client.nothing_left()
+    assert not list((client.fs.core.staging_dir.parent / "removed").iterdir())
+
+
 @promise("S-58")
 def test_unsent_bytes_below_a_directory_go_on_if_only_its_new_name_was_written_down(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal's row of the file below still has the old key when the server dies."""
-
-    def dies(*_: object, **__: object) -> None:
-        raise Died
-
     world.put("d/f", b"content")
     file = client.local.open("d/f", os.O_RDWR)
     file.write(b"C")

@@ -160,10 +160,16 @@ def test_a_renamed_file_goes_to_its_new_name(world: World, one: Client) -> None:
 
 
 @promise("S-45")
-def test_a_removed_file_leaves_no_upload(world: World, one: Client) -> None:
-    """Unlinked while parts are on their way, and still written."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_removed_file_leaves_no_upload(world: World, one: Client, replaced: bool) -> None:
+    """Unlinked, or replaced by a rename, while parts are on their way, and still written."""
     file = begun(one, 3)
-    one.local.unlink("f")
+    if replaced:
+        one.local.write("other", b"other")
+        one.local.rename("other", "f")
+        one.local.unlink("f")
+    else:
+        one.local.unlink("f")
     assert not world.bucket.uploads
     file.write(pattern(PART * 20), 0)
     assert file.read() == pattern(PART * 20)
