@@ -108,8 +108,6 @@ class Changes:
             found = directory.children[name]
         if flags & os.O_EXCL:
             raise FSError(errno.EEXIST)
-        if isinstance(found, Directory):
-            raise FSError(errno.EISDIR)
         if not stat.S_ISREG(found.attributes.mode):
             raise FSError(errno.ESTALE)  # the kernel takes the name for free; a lookup will find this node
         if flags & os.O_TRUNC:
@@ -171,8 +169,6 @@ class Changes:
             except AlreadyExists as error:
                 directory.forget_listing()
                 raise FSError(errno.EEXIST) from error
-            if name in directory.children:
-                self._core.nodes.detach(directory.children[name])
             node = self._core.nodes.add(directory, name, listed._replace(size=len(body)), attributes)
             facts.written(self._core, node, result)
             if isinstance(node, Directory):
@@ -285,7 +281,7 @@ class Changes:
             yield
         except (StoreError, OSError):
             if node is not None:
-                node.unlinked_key, node.leaving = "", False
+                node.unlinked_key = ""
                 facts.held(node, node.size, etag)
                 self._core.removed.forget(node.ino)
             raise
@@ -295,18 +291,13 @@ class Changes:
         and reads are ESTALE (S-30)."""
         staged = node.staged
         version = staged.base if staged is not None and staged.base is not None else node.version()
-        needed = node.size if staged is None else staged.base_size - staged.present.total
         try:
-            if needed <= self._core.settings.silly_copy_bytes or staged is not None:
+            if staged is not None or node.size <= self._core.settings.silly_copy_bytes:
                 kept = self._uploads.stage(node)
                 await self._uploads.fill(kept, kept.missing(0, kept.size))
             else:
                 await self._keep_hidden(node)
-        except (PreconditionFailed, NotFound, FSError) as error:
-            if isinstance(error, FSError) and error.errno != errno.ESTALE:
-                raise
-            if staged is None:
-                self._uploads.discard(node)
+        except (PreconditionFailed, NotFound, FSError):
             if await self._has(version):
                 raise
             return
@@ -321,12 +312,8 @@ class Changes:
 
     async def _keep_hidden(self, node: Node) -> None:
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex
-        intent = self._core.db.begin("discard", hidden, "")
-        try:
-            result = await copy_object(self._core, node.version(), hidden)
-        except (PreconditionFailed, NotFound):
-            self._core.db.end(intent)
-            raise
+        self._core.db.begin("discard", hidden, "")
+        result = await copy_object(self._core, node.version(), hidden)
         node.unlinked_key = hidden
         facts.held(node, node.size, result.etag)
 

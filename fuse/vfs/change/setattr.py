@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from datastore.errors import MetadataTooLarge, NotFound, PreconditionFailed
+from datastore.errors import NotFound, PreconditionFailed
 
 from ...ops import NOW, AttrReply, Caller, Fh, FSError, Ino, SetAttr
 from ...store.base import WriteOptions, WriteResult
@@ -48,14 +48,12 @@ class SetAttrs:
         return self._resolver.attr_reply(node)
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
-        """Change any attributes, the size among them. Errors: FSError(ESTALE, ENOSPC, EISDIR, EFBIG)."""
+        """Change any attributes, the size among them. Errors: FSError(ESTALE, ENOSPC, EFBIG)."""
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
         if changes.size is not None:
             await self._resize(node, changes)
-        if changes._replace(size=None, kill_suidgid=False) != SetAttr() or (
-            changes.size is None and changes.kill_suidgid
-        ):
+        if changes.size is None or changes._replace(size=None, kill_suidgid=False) != SetAttr():
             await self._change(node, lambda old: changed(old, changes, self._core.clock.time_ns()))
             staged = node.staged
             if staged is not None and {changes.mtime_ns, changes.atime_ns} - {None, NOW}:
@@ -75,8 +73,6 @@ class SetAttrs:
 
     async def _resize(self, node: Node, changes: SetAttr) -> None:
         assert changes.size is not None
-        if isinstance(node, Directory):
-            raise FSError(errno.EISDIR)
         await self._resolver.make_exact([node])
         async with self._core.tree.shared(), node.lock:
             await self._files.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
@@ -105,8 +101,6 @@ class SetAttrs:
         """Write attributes to the store. The tree lock and node.lock are held."""
         try:
             result = await self._write(node, new)
-        except MetadataTooLarge as error:
-            raise FSError(errno.ENOSPC) from error
         except (PreconditionFailed, NotFound):
             # Another client wrote the object: change the attributes that it has now. No earlier listing shows those.
             facts.doubted(node, attributes=True)
@@ -119,9 +113,6 @@ class SetAttrs:
         self._core.known.forget(node.key)
         facts.edited(node, new)
         facts.written(self._core, node, result)
-        if isinstance(node, Directory):
-            node.changes += 1  # as Resolver.changed() counts it
-            return
         self._resolver.changed(node)
         if node.staged is not None:
             node.staged.moved(node.version())
@@ -135,7 +126,6 @@ class SetAttrs:
             # The root of a whole bucket has no key: its attributes last as long as the mount.
             options = WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
             result = await self._core.store.put(node.key, b"", options)
-            node.marker = True
         return result
 
     # -- extended attributes
@@ -144,8 +134,7 @@ class SetAttrs:
         """Get an attribute. Errors: FSError(ENODATA); EOPNOTSUPP for all but user.* and with `attributes: listing`."""
         self._check_xattr(name)
         node = self._resolver.node(ino)
-        if not (node.attrs_valid or node.gone):
-            await self._resolver.make_exact([node])
+        await self._resolver.make_exact([node])
         content = node.attributes.xattrs.get(name)
         if content is None:
             raise FSError(errno.ENODATA)
@@ -156,8 +145,7 @@ class SetAttrs:
         node = self._resolver.node(ino)
         if not self._core.settings.full_attributes:
             return []
-        if not node.gone:
-            await self._resolver.make_exact([node])
+        await self._resolver.make_exact([node])
         return [name for name in node.attributes.xattrs if name.startswith(_USER)]
 
     async def setxattr(self, caller: Caller, ino: Ino, name: bytes, content: bytes, flags: int) -> None:

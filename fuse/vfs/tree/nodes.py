@@ -305,7 +305,9 @@ class NodeTable:
     def add(
         self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
     ) -> Node:
-        """Make the node of a name; the name must have no node yet."""
+        """Make the node of a name; a node that has the name loses it."""
+        if name in parent.children:
+            self.detach(parent.children[name])
         make = Directory if listed.kind == stat.S_IFDIR else Node
         node = make(ino or self.free_ino(parent.ino, name), parent, name, listed, attributes)
         self.grown += 1
@@ -317,8 +319,6 @@ class NodeTable:
         """Make a node that an earlier server had, and return it; the kernel has at least one reference to it. When two
         nodes have one name, the one that is restored last gets it.
         """
-        if name in parent.children:
-            self.detach(parent.children[name])
         node = self.add(parent, name, listed, attributes, ino)
         node.nlookup, node.pinned = 1, True
         return node

@@ -14,6 +14,7 @@ import pytest
 from datastore.errors import AccessDenied
 from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr
 from datastore.fuse.store.base import HeadSink, WriteOptions
+from datastore.fuse.vfs.tree.attrs import METADATA_MAX, metadata_size
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -312,6 +313,9 @@ def test_extended_attributes(world: World, one: Client, other: Client, path: str
         assert client.local.getxattr(path, b"user.\xff") == b"\x00\xff"
     other.local.removexattr(path, b"user.b")
     assert sorted(other.local.listxattr(path)) == [b"user.a", b"user.\xff"]
+    ino = other.local.stat(path).ino
+    assert len(resolve(other.again(resumed=True).fs.listxattr(ino))) == 2
+    assert resolve(other.again(resumed=True).fs.getxattr(ino, b"user.a")) == b"a"
     failing(errno.ENODATA, other.local.getxattr, path, b"user.b")
     failing(errno.ENODATA, other.local.removexattr, path, b"user.b")
 
@@ -363,6 +367,21 @@ def test_extended_attributes_that_are_refused(world: World, one: Client) -> None
     listing = world.client(attributes="listing").local
     failing(errno.EOPNOTSUPP, listing.setxattr, "f", b"user.a", b"")
     failing(errno.EOPNOTSUPP, listing.getxattr, "f", b"user.a")
+
+
+@promise("S-14")
+def test_two_kib_of_metadata_and_no_byte_more(world: World, one: Client) -> None:
+    """Also of a file that is not sent yet: its close would fail."""
+    one.local.write("f", b"x")
+    one.local.setxattr("f", b"user.", b"1" * 999)
+    name = b"user." + b"n" * (METADATA_MAX - metadata_size(world.metadata("f")))
+    one.local.removexattr("f", b"user.")
+    with one.local.opened("f", os.O_WRONLY) as file:
+        file.write(b"X")
+        failing(errno.ENOSPC, one.local.setxattr, "f", name + b"n", b"1" * 999)
+    one.local.setxattr("f", name, b"1" * 999)
+    assert metadata_size(world.metadata("f")) == METADATA_MAX
+    failing(errno.ENOSPC, one.local.setxattr, "f", name, b"1" * 1002)
 
 
 @promise("S-15", "S-121")

@@ -9,9 +9,11 @@ from typing import Literal
 
 import pytest
 
+from datastore.errors import PreconditionFailed
 from datastore.fuse.data.multipart import OBJECT_MAX
 from datastore.fuse.ops import ROOT_INO, OpenRequest
 from tests.driving import resolve
+from tests.faulty import Fault, no_faults
 from tests.localfs import ME
 from tests.mounted import WRITING, Client, World, failing, pattern
 from tests.promises import promise
@@ -218,6 +220,22 @@ def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, h
         assert file.read() == content
     assert world.contents() == {left: b"replacement"}
     assert one.fs.core.db.intents() == []
+
+
+@promise("S-23")
+@pytest.mark.parametrize(("kept_bytes", "method"), [(MIB, "get"), (10, "copy")])
+def test_an_open_file_is_not_given_up_by_mistake(world: World, one: Client, kept_bytes: int, method: str) -> None:
+    """Its removal fails if its bytes are not to be had, although the store still has the version."""
+    world.put("f", b"x" * 1000)
+    one.keep_small_copies_only(kept_bytes)
+    with one.local.opened("f") as file:
+        refused = Fault(PreconditionFailed("it has another version"))
+        one.faulty.plan = lambda _, called: refused if called == method else None
+        failing(errno.ESTALE, one.local.unlink, "f")
+        one.faulty.plan = no_faults
+        assert file.read() == one.local.read("f") == b"x" * 1000
+    assert world.contents() == {"f": b"x" * 1000}
+    one.nothing_left()
 
 
 @promise("S-23")

@@ -285,6 +285,9 @@ class TestObjectsThatStandForDirectories:
         for client in (one, other):
             assert client.local.stat(name).mode == stat.S_IFDIR | mode
             assert client.local.listdir("") == [name.encode()]
+        world.put(name, b"an object beside it")
+        one.local.mkdir(f"{name}/more")
+        assert world.body(name) == b"an object beside it"
 
     def test_it_is_one_where_names_are_asked_for_one_by_one(self, world: World, one: Client) -> None:
         world.tool.put("dir", b"", MARKER)
@@ -332,6 +335,7 @@ class TestObjectsThatStandForDirectories:
         world.tool.put("dir", b"", MARKER)
         assert one.local.stat("dir").mode == stat.S_IFDIR | 0o700
         world.put("dir", b"bytes")
+        failing(errno.ESTALE, one.local.mkdir, "dir/sub")
         world.later()
         assert one.local.read("dir") == b"bytes"
         assert world.body("dir") == b"bytes"

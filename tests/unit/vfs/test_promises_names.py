@@ -206,6 +206,24 @@ def test_a_file_that_ends_as_links_do(world: World, one: Client, other: Client) 
     assert world.all_keys() == ["y\uf02erclonelink"]
 
 
+@promise("S-22")
+@pytest.mark.parametrize("theirs", ["n", "n/", "n.rclonelink"])
+def test_what_another_client_made_meanwhile_stays(world: World, one: Client, theirs: str) -> None:
+    """The kernel takes the name for free: EEXIST, and the store has nothing else than before."""
+    one.local.listdir()
+    world.put(theirs)
+    world.later()
+    failing(errno.EEXIST, resolve, one.fs.mkdir(ME, ROOT_INO, b"n", 0o755))
+    failing(errno.EEXIST, resolve, one.fs.symlink(ME, ROOT_INO, b"n", b"target"))
+    assert world.all_keys() == [theirs]
+
+
+@promise("S-23")
+def test_the_name_of_the_hidden_directory_cannot_be_made(world: World, one: Client) -> None:
+    failing(errno.EEXIST, one.local.mkdir, ".datastore.unlinked")
+    assert world.all_keys() == []
+
+
 @promise("S-38")
 def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
     """ENAMETOOLONG for every way to make it."""

@@ -235,6 +235,8 @@ def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> N
             file.write(b"ours")
     assert one.calls("put") == 0
     failing(errno.EEXIST, one.local.open, "mine", flags)
+    again = one.fs.create(ME, ROOT_INO, b"mine", 0o644, OpenRequest(flags=flags))
+    failing(errno.EEXIST, resolve, again)
     world.put("theirs", b"theirs")
     send(one)
     assert (world.body("mine"), world.body("theirs")) == (b"ours", b"theirs")
