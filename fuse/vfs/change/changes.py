@@ -143,7 +143,6 @@ class Changes:
             self._uploads.record(node)
         except OSError:
             node.nlookup = 0
-            core.nodes.detach(node)
             self._uploads.discard(node)
             core.nodes.drop_unused(node)
             raise
@@ -237,21 +236,13 @@ class Changes:
             async with node.lock:
                 key = node.key
                 async with self.removing(node), self._uploads.orphans.superseded(key):
-                    if self.may_be_stored(node):
-                        with suppress(InvalidKey):  # the store refuses the name, and so has no such object
-                            await self._core.remove(key)
+                    with suppress(InvalidKey):  # the store refuses the name, and so has no such object
+                        await self._core.remove(key)
                 self.take_out(node)
                 await self.let_go(node)
 
-    def may_be_stored(self, node: Node) -> bool:
-        """Return whether the store may have an object of the node's name, ours or another client's."""
-        if node.etag or node.parent is None:
-            return bool(node.etag)
-        told = self._remote.believed(node.parent, node.name)
-        return told is None or node.name in told[0].entries
-
     def take_out(self, node: Node) -> None:
-        """Take a node out of the tree when its object is removed; let_go() has to follow. node.lock is held."""
+        """Take a node out of the tree when its object is removed; let_go() has to follow for a file. node.lock is held."""
         core = self._core
         # A task that missed the object in the store set `lost`, which would let a write give the node its name back.
         seen_to_be_gone, node.lost = node.lost, False
@@ -272,18 +263,20 @@ class Changes:
         Afterwards the node's bytes may be at a hidden key. If the removal fails, the node has its own key and version
         again, and the next mount removes the hidden copy.
         """
-        etag = node.etag if node is not None else NO_ETAG
+        if node is None:
+            yield
+            return
+        etag = node.etag
         try:
-            if node is not None and stat.S_ISREG(node.attributes.mode):
+            if stat.S_ISREG(node.attributes.mode):
                 node.leaving = node.handles == 0
                 if not node.leaving:
                     await self._keep_content(node)
             yield
         except (StoreError, OSError):
-            if node is not None:
-                node.unlinked_key = ""
-                facts.held(node, node.size, etag)
-                self._core.removed.forget(node.ino)
+            node.unlinked_key = ""
+            facts.held(node, node.size, etag)
+            self._core.removed.forget(node.ino)
             raise
 
     async def _keep_content(self, node: Node) -> None:
@@ -329,15 +322,14 @@ class Changes:
             await self.ensure_marker(directory)
             await self._core.remove(node.key)
             self.take_out(node)
-            await self.let_go(node)
 
     async def check_empty(self, node: Directory) -> None:
         """Raise FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
-        if any(not child.gone for child in node.children.values() if child.dirty):
+        if node.holds_unsent():
             raise FSError(errno.ENOTEMPTY)
         page = await self._core.store.list_page(node.key, max_keys=2)
         if any(found.key != node.key or found.size for found in page.objects) or page.common_prefixes:
-            facts.doubted(node)
+            node.forget_listing()
             raise FSError(errno.ENOTEMPTY)
 
     async def ensure_marker(self, directory: Directory) -> None:

@@ -127,8 +127,7 @@ class Renames:
             target_etag = target.etag if target is not None else NO_ETAG
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
             async with self._changes.removing(target):
-                old_key, had_object = source.key, self._changes.may_be_stored(source)
-                subject = _subject(source, target, new_key, target_etag)
+                old_key, subject = source.key, _subject(source, target, new_key, target_etag)
                 intent = core.db.begin("rename-file", old_key, new_key, move, subject, caller.request)
                 try:
                     await self._move_content(source, target, new_key, intent)
@@ -136,8 +135,7 @@ class Renames:
                     core.db.end(intent)
                     raise
             async with self._moved(intent, source, target, directory, move):
-                if had_object:
-                    await core.remove(old_key)
+                await core.remove(old_key)
 
     async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: Intent) -> None:
         """Make the object at the new key: by an upload if the source has unsent bytes, else by a copy.
@@ -147,17 +145,14 @@ class Renames:
         if source.dirty:
             await self._uploads.send(source, key=new_key, rename=intent, replaced=replaced)
             return
-        try:
-            async with self._uploads.orphans.superseded(new_key):
-                try:
-                    result = await copy_object(self._core, source.version(), new_key)
-                except PreconditionFailed:
-                    # Another client wrote the source since we saw it: rename the version that it has now.
-                    if not await self._resolver.ask(source):
-                        raise FSError(errno.ESTALE) from None
-                    result = await copy_object(self._core, source.version(), new_key)
-        except NotFound as error:
-            raise FSError(errno.ENOENT) from error
+        async with self._uploads.orphans.superseded(new_key):
+            try:
+                result = await copy_object(self._core, source.version(), new_key)
+            except PreconditionFailed:
+                # Another client wrote the source since we saw it: rename the version that it has now.
+                if not await self._resolver.ask(source):
+                    raise
+                result = await copy_object(self._core, source.version(), new_key)
         old_etag = source.etag
         self._adopt_version(source, new_key, result)
         self._core.db.moved(intent, old_etag, replaced)

@@ -52,7 +52,7 @@ class SetAttrs:
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
         if changes.size is not None:
-            await self._resize(node, changes)
+            await self._resize(node, changes.size, kill_suidgid=changes.kill_suidgid)
         if changes.size is None or changes._replace(size=None, kill_suidgid=False) != SetAttr():
             await self._change(node, lambda old: changed(old, changes, self._core.clock.time_ns()))
             staged = node.staged
@@ -71,11 +71,10 @@ class SetAttrs:
         if not lives:
             raise FSError(errno.ESTALE)
 
-    async def _resize(self, node: Node, changes: SetAttr) -> None:
-        assert changes.size is not None
+    async def _resize(self, node: Node, size: int, *, kill_suidgid: bool) -> None:
         await self._resolver.make_exact([node])
         async with self._core.tree.shared(), node.lock:
-            await self._files.truncate(node, changes.size, kill_suidgid=changes.kill_suidgid)
+            await self._files.truncate(node, size, kill_suidgid=kill_suidgid)
             if not node.writers:
                 await self._uploads.send(node)
                 if node.handles == 0:

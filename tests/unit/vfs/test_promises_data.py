@@ -75,6 +75,7 @@ def test_truncate_by_path(world: World, size: int, flags: int | None, attributes
     world.put("f", content, mode=mode)
     file = one.local.open("f", flags) if flags is not None else None
     one.local.truncate("f", size)
+    assert one.calls("copy") == 0
     assert one.local.stat("f").size == size
     assert world.body("f") == (content if flags == os.O_RDWR else wanted)
     if file is not None:
@@ -236,6 +237,16 @@ def test_an_open_file_is_not_given_up_by_mistake(world: World, one: Client, kept
         assert file.read() == one.local.read("f") == b"x" * 1000
     assert world.contents() == {"f": b"x" * 1000}
     one.nothing_left()
+
+
+@promise("S-23", "S-30")
+def test_an_open_file_that_another_client_removed_can_be_removed(world: World, one: Client) -> None:
+    """Although nobody can keep its bytes any more."""
+    world.put("f", b"x")
+    with one.local.opened("f"):
+        world.tool.delete("f")
+        one.local.unlink("f")
+        assert not one.local.exists("f")
 
 
 @promise("S-23")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
+from datastore.fuse.state.statedb import StateDb
+from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
 from tests.faulty import Fault, from_nth, no_faults
 from tests.mounted import DOWN, Client, Died, World, dies_at, lived, pattern
@@ -194,6 +197,26 @@ def test_a_replaced_file_is_put_off_by_versions(
     last = waiting.again()
     assert world.contents() == ({"a": b"bytes", "b": b"newer"} if used else {"b": b"bytes"})
     assert last.fs.core.db.intents() == []
+
+
+@promise("S-27")
+@pytest.mark.parametrize("theirs", [b"", b"of another size"])
+def test_a_copy_in_parts_is_not_taken_for_what_another_client_wrote(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, theirs: bytes
+) -> None:
+    """It has another ETag than the file, and the same metadata and size."""
+    monkeypatch.setattr(copies, "COPY_OBJECT_MAX", 1000)
+    world.put("a", pattern(2000), origin="camera")
+    with monkeypatch.context() as patched:
+        patched.setattr(StateDb, "moved", Mock(side_effect=Died))
+        assert not lived(one.local.rename, "a", "b")
+    assert len(world.contents()) == 2
+    waiting = one.again(plan=from_nth(0, DOWN))
+    world.later()
+    if theirs:
+        world.put("b", theirs, origin="camera")
+    waiting.again()
+    assert world.contents() == ({"a": pattern(2000), "b": theirs} if theirs else {"b": pattern(2000)})
 
 
 @promise("S-159")
