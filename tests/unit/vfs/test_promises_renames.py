@@ -104,6 +104,7 @@ def test_a_rename_that_fails_leaves_the_target(
     world.put("g", b"x" * 3000)
     one.keep_small_copies_only(1000)
     with one.local.opened("g") as file:
+        assert file.read(0, 1) == b"x"  # from now on the handle stays on its version (S-147)
         one.local.stat("f")
         copies_seen = iter(range(10))
         last = 0 if parts else 1
