@@ -242,7 +242,7 @@ class Changes:
                 await self.let_go(node)
 
     def take_out(self, node: Node) -> None:
-        """Take a node out of the tree when its object is removed; let_go() has to follow for a file. node.lock is held."""
+        """Take a node out of the tree when its object is removed; for a file let_go() follows. node.lock is held."""
         core = self._core
         # A task that missed the object in the store set `lost`, which would let a write give the node its name back.
         seen_to_be_gone, node.lost = node.lost, False
