@@ -650,6 +650,17 @@ def test_list_and_prune(laptop: Laptop) -> None:
     assert rows[1].startswith("busy  none       Running  master 1/1")
 
 
+@promise("S-341")
+def test_a_job_that_is_not_there_does_not_keep_the_others_from_being_deleted(laptop: Laptop) -> None:
+    for name in ("first", "last"):
+        laptop.submit(laptop.manifest(name, "  framework: none\n" + shell("sleep 600")))
+    done = laptop.run("job", "delete", "first", "missing", "last", "-o", "json")
+    assert done.returncode == ExitCode.ERROR
+    assert [each["name"] for each in json.loads(done.stdout)] == ["first", "last"]
+    assert "error: there is no TrainingJob missing on this machine; there are last\n" in done.stderr
+    assert json.loads(laptop.run("job", "list", "-o", "json").stdout) == []
+
+
 EVENTS = """
 import time
 from tensorboard.compat.proto.event_pb2 import Event

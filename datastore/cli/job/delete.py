@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from datastore.cli.arguments import Output
-from datastore.cli.console import Format, note, print_json
+from datastore.cli.console import Format, fail, note, print_json
+from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.job.drivers import DEFAULT, Namespace, complete_jobs
+from datastore.errors import DatastoreError
 from datastore.mounting.errors import Unsynced
 from datastore.training.launchers import existing
 
@@ -20,15 +22,23 @@ def delete_command(
     namespace: Namespace = DEFAULT,
     output: Output = Format.TABLE,
 ) -> None:
-    """End TrainingJobs and delete them with their logs. What they wrote to their Datastores stays."""
+    """End TrainingJobs and delete them with their logs. What they wrote to their Datastores stays.
+
+    One that can't be deleted does not keep the others; the exit code is that of the first error.
+    """
     gone = []
-    left: list[str] = []
+    code = ExitCode.OK
     for name in names:
-        driver, space = existing(name, namespace)
-        left += driver.delete(name, space)
-        note(f"{name} is deleted")
-        gone.append({"name": name, "namespace": space})
+        try:
+            driver, space = existing(name, namespace)
+            left = driver.delete(name, space)
+            note(f"{name} is deleted")
+            gone.append({"name": name, "namespace": space})
+            if left:
+                raise Unsynced("; ".join(left))
+        except DatastoreError as error:
+            fail(str(error))
+            code = code or exit_code_for(error)
     if output is Format.JSON:
         print_json(gone)
-    if left:
-        raise Unsynced("; ".join(left))
+    raise typer.Exit(code)
