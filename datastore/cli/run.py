@@ -62,7 +62,12 @@ def run_command(
     If the command succeeds, it is 75 if changes can't be uploaded, else 76 if programs still use a directory.
     """
     manifest = load(file)
-    wanted = [_parse_mount(each) for each in mount or []]
+    if not mount:
+        there = ", ".join(each.name for each in manifest.datastores)
+        raise typer.BadParameter(
+            f"say what to mount: --mount NAME=DIR, once for each Datastore; {file} has {there}", param_hint="--mount"
+        )
+    wanted = [_parse_mount(each) for each in mount]
     chosen: list[tuple[Datastore, str]] = [(manifest.pick(name), real_path(place)) for name, place in wanted]
     for at, (datastore, mountpoint) in enumerate(chosen):
         if mountpoint in [other for _, other in chosen[:at]]:

@@ -25,8 +25,16 @@ def test_the_exit_code_of_the_command_is_ours(cli: Cli, manifest: Path, tmp_path
     assert cli("list", "-o", "json").out == "[]\n"
 
 
-def test_a_signal_that_ends_the_command_is_told(cli: Cli, manifest: Path) -> None:
-    assert cli("run", "-f", manifest, *script("import os; os.kill(os.getpid(), 9)")).code == 137
+def test_without_a_mount_nothing_is_run(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+    done = cli("run", "-f", manifest, "--", "touch", tmp_path / "ran")
+    assert done.code == 2
+    assert f"say what to mount: --mount NAME=DIR, once for each Datastore; {manifest} has digits, output" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_signal_that_ends_the_command_is_told(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+    mount = ["--mount", f"digits={tmp_path}/d"]
+    assert cli("run", "-f", manifest, *mount, *script("import os; os.kill(os.getpid(), 9)")).code == 137
 
 
 def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
@@ -37,8 +45,18 @@ def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest:
         assert [each["op"] for each in asked(root, name)] == ["stop"]
 
 
-def test_the_options_of_the_command_are_its_own(cli: Cli, manifest: Path) -> None:
-    show = ["--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--mount", "x", "-f"]
+def test_the_options_of_the_command_are_its_own(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+    show = [
+        "--mount",
+        f"digits={tmp_path}/d",
+        "--",
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1:])",
+        "--mount",
+        "x",
+        "-f",
+    ]
     assert cli("run", "-f", manifest, *show).out == "['--mount', 'x', '-f']\n"
 
 
