@@ -143,6 +143,19 @@ def test_the_same_file_gives_every_task_its_place(laptop: Laptop) -> None:
             "variable A holds a NUL character",
         ),
         ('  framework: none\n  command: [sh, "a\\0b"]\n', "its command holds a NUL character"),
+        ('  framework: none\n  command: [""]\n', "its command begins with an empty word, not a program"),
+        (
+            "  framework: none\n  command: [sh]\n  workingDir: /results/here/new\n" + MOUNTS,
+            "spec.workingDir: /results/here/new is no directory of a Datastore; make it there first",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  workingDir: /data/digits.npz\n" + MOUNTS,
+            "spec.workingDir: /data/digits.npz is no directory of a Datastore",
+        ),
+        (
+            "  framework: none\n  command: [sh]\n  workingDir: /etc/passwd\n",
+            "spec.workingDir: /etc/passwd is no directory of this machine",
+        ),
     ],
 )
 def test_what_can_not_run_is_refused_and_leaves_nothing(laptop: Laptop, spec: str, line: str) -> None:

@@ -85,9 +85,11 @@ class Namespaces:
     def check(self, run: Run) -> None:
         """Check the command. Errors: DatastoreError when it can't be started."""
         search = self.environment(run).get("PATH", os.defpath)
-        why = sandbox.find_program(
-            run.command[0], search, self.working_dir, lambda path: sandbox.to_source(path, self.shown)
-        )
+
+        def source_of(path: str) -> str:
+            return sandbox.to_source(sandbox.followed(path, self.shown), self.shown)
+
+        why = sandbox.find_program(run.command[0], search, self.working_dir, source_of)
         if why:
             raise DatastoreError(f"{run.command[0]}: {why}")
 

@@ -213,6 +213,7 @@ class Launcher:
 
     def _isolated(self, shown: dict[str, Shown], engine: str) -> Isolation:
         wanted = self.job.spec.working_dir
+        self._check_working_dir(shown, engine)
         if engine:
             self.directory.write_engine(engine)
             container = Container(engine=engine, shown=shown, working_dir=wanted)
@@ -224,8 +225,27 @@ class Launcher:
             self._note(f"{self.submitter.directory} is shown at {wanted}, for spec.workingDir is not on this machine")
         plan = sandbox.planned(shown, sandbox.Machine())
         for path in plan.made:
-            Path(path).mkdir(parents=True, exist_ok=True)
+            try:
+                Path(path).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DatastoreError(
+                    f"TrainingJob {self.job.name}: the directory {path} can't be made on this machine: "
+                    f"{error.strerror}; choose another path"
+                ) from error
         return Namespaces(plan=plan, shown=shown, working_dir=working_dir, inherited=self.submitter.environment)
+
+    def _check_working_dir(self, shown: dict[str, Shown], engine: str) -> None:
+        """Errors: InvalidManifest when spec.workingDir can't be a directory; where it is missing, it may be shown yet,
+        and with an engine the image may have it."""
+        if wanted := self.job.spec.working_dir:
+            seen = sandbox.followed(wanted, shown)
+            source = sandbox.to_source(seen, shown)
+            in_datastore = source != seen or sandbox.to_source(wanted, shown) != wanted
+            if not os.path.isdir(source) and (in_datastore or (os.path.lexists(wanted) and not engine)):
+                raise InvalidManifest(
+                    f"TrainingJob {self.job.name}: spec.workingDir: {wanted} is no directory"
+                    f"{' of a Datastore; make it there first' if in_datastore else ' of this machine'}"
+                )
 
     def _place(self, datastore: str, path: str) -> Path:
         """Return the path on this machine of a directory in one of the job's Datastores."""
@@ -265,6 +285,8 @@ class Launcher:
                 raise InvalidManifest(
                     f"TrainingJob {self.job.name}: {what} holds a NUL character, which no program can be given"
                 )
+        if command and not command[0].strip():
+            raise InvalidManifest(f"TrainingJob {self.job.name}: its command begins with an empty word, not a program")
         return Run(
             unique=f"{self.job.name}-{task.name}-{replica.restarts}-{os.getpid()}",
             job=f"{self.job.namespace}-{self.job.name}",

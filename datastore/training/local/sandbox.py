@@ -22,6 +22,8 @@ from datastore.errors import DatastoreError
 
 MAX_ENTRIES = 256
 """The most entries of a directory that is copied, as each entry becomes a mount."""
+_MAX_LINKS = 40
+"""The most symbolic links in a path, as in the kernel (path_resolution(7))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +141,39 @@ def to_source(path: str, shown: Mapping[str, Shown]) -> str:
     return path
 
 
+def followed(path: str, shown: Mapping[str, Shown]) -> str:
+    """Return an absolute path without symbolic links: each is followed to where the replica finds its target."""
+    ahead, at, links = _words(path), "", 0
+    while ahead:
+        word = ahead.pop()
+        if word == "..":
+            at = os.path.dirname(at)
+            continue
+        try:
+            target = os.readlink(to_source(f"{at}/{word}", shown))
+        except OSError:
+            at = f"{at}/{word}"
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return path
+        at = "" if target.startswith("/") else at
+        ahead += _words(target)
+    return at or "/"
+
+
+def _words(path: str) -> list[str]:
+    """Return the words of a path, the last one first."""
+    return [word for word in reversed(path.split("/")) if word not in ("", ".")]
+
+
 def find_program(word: str, search: str, working_dir: str, source_of: Callable[[str], str]) -> str:
-    """Return why a command can't be started, or ''. search: the replica's PATH. source_of: to_source for its paths."""
+    """Return why a command can't be started, or ''. search: the replica's PATH. source_of: returns where something is
+    on the machine that the replica sees at a path."""
     if "/" in word:
         places = [os.path.normpath(os.path.join(working_dir, word))]
     else:
-        places = [os.path.join(directory, word) for directory in search.split(os.pathsep) if directory]
+        places = [os.path.join(working_dir, directory, word) for directory in search.split(os.pathsep) if directory]
     found = [source_of(place) for place in places if os.path.exists(source_of(place))]
     if not found:
         return "no such command" if "/" in word else f"no such command on PATH ({search})"

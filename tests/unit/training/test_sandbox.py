@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from datastore.errors import DatastoreError
-from datastore.training.local.sandbox import Entry, Machine, Shown, planned, to_source
+from datastore.training.local.isolation import Namespaces, Run
+from datastore.training.local.sandbox import Entry, Machine, Plan, Shown, planned, to_source
 from tests.promises import promise
 
 DATA = Shown(source="/state/mounts/data")
@@ -85,3 +88,22 @@ def test_where_something_is_on_the_machine() -> None:
         "/database",
         "/bin/sh",
     ]
+
+
+def test_a_link_leads_to_where_the_replica_finds_its_target(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "runs/7").mkdir(parents=True)
+    program = store / "runs/7/go"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (store / "latest").symlink_to("/data/runs/7")
+    (store / "newest").symlink_to("runs/../latest")
+    (store / "round").symlink_to("/data/round")
+    namespaces = Namespaces(
+        plan=Plan(arguments=()), shown={"/data": Shown(source=str(store))}, working_dir="/data", inherited={}
+    )
+    for word, path in (("/data/newest/go", ""), ("newest/go", ""), ("go", "latest")):
+        namespaces.check(Run(unique="a", job="a", command=[word], variables={"PATH": path}))
+    for word in ("/data/round/go", "/data/latest/missing"):
+        with pytest.raises(DatastoreError, match=f"{word}: no such command"):
+            namespaces.check(Run(unique="a", job="a", command=[word], variables={}))
