@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 16
 _SHOWN_LOG_BYTES = 32 << 20
+_LINE_END = re.compile(rb"(\r*\n|\r+)")
 
 
 class LocalDriver:
@@ -319,15 +321,18 @@ def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
 
 
 class _Lines:
-    """Reads a growing log line by line, from the oldest part that is kept on disk."""
+    """Reads a growing log line by line, from the oldest part that is kept on disk. A carriage return ends a line, too,
+    as a progress bar writes no other end until it is full."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = -1
-        self._rest = b""
+        self._rest = bytearray()
+        self._after_return = False
+        """Whether the line before ended with a carriage return, so that a newline that comes next is of the same end."""
 
     def new(self, *, last: bool) -> Iterator[str]:
-        """Yield the lines since the last call. last: also a last line without a newline."""
+        """Yield the lines since the last call. last: also a last line without an end."""
         try:
             with self._path.open("rb") as log:
                 size = os.fstat(log.fileno()).st_size
@@ -336,10 +341,23 @@ class _Lines:
                 log.seek(self._at)
                 while chunk := log.read(_READ_BYTES):
                     self._at += len(chunk)
-                    *whole, self._rest = (self._rest + chunk).split(b"\n")
-                    yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+                    yield from self._lines(chunk)
         except FileNotFoundError:
             return
         if last and self._rest:
             yield self._rest.decode(errors="replace")
-            self._rest = b""
+            self._rest.clear()
+
+    def _lines(self, chunk: bytes) -> Iterator[str]:
+        if self._after_return:
+            chunk = chunk.lstrip(b"\r")
+            self._after_return = not chunk
+            chunk = chunk.removeprefix(b"\n")
+        *parts, rest = _LINE_END.split(chunk)
+        for text, end in zip(parts[::2], parts[1::2], strict=True):
+            self._rest += text
+            if self._rest or end.endswith(b"\n"):
+                yield self._rest.decode(errors="replace")
+                self._after_return = not rest and not end.endswith(b"\n")
+            self._rest.clear()
+        self._rest += rest

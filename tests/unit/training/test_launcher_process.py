@@ -275,3 +275,16 @@ def test_a_job_whose_launcher_is_about_to_start_is_not_lost(directory: JobDirect
     assert LocalDriver().observe("digits", "default").status.phase == "Pending"
     os.utime(directory.job_file, (0, 0))
     assert LocalDriver().observe("digits", "default").status.phase == "Failed"
+
+
+@promise("S-331")
+def test_a_progress_bar_is_followed(directory: JobDirectory) -> None:
+    launcher = directory.lock()
+    assert launcher is not None
+    with directory.log("master-0").open("ab", buffering=0) as log:
+        lines = LocalDriver().logs("digits", "default", follow=True)
+        log.write(b"begin\r\n\r 10%\r 20%\r")
+        assert [next(lines).text for _ in range(3)] == ["begin", " 10%", " 20%"]
+        log.write(b"\n\n100%\r")
+        os.close(launcher)
+        assert [each.text for each in lines] == ["", "100%"]
