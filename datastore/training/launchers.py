@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from datastore.api.datastore import DEFAULT_NAMESPACE
 from datastore.errors import DatastoreError
@@ -11,6 +12,8 @@ from datastore.kubeclient import of_context
 from datastore.training.cluster.driver import KubernetesDriver
 from datastore.training.local.driver import LocalDriver
 from datastore.training.local.records import directory_of
+
+log = logging.getLogger(__name__)
 
 Launcher = LocalDriver | KubernetesDriver
 
@@ -20,14 +23,14 @@ def of_cluster(environment: Mapping[str, str] = os.environ) -> KubernetesDriver:
     return KubernetesDriver(of_context(environment))
 
 
-def existing(name: str, namespace: str = "") -> tuple[Launcher, str]:
+def existing(name: str, namespace: str = "", say: Callable[[str], None] = log.warning) -> tuple[Launcher, str]:
     """Return the launcher of a job and the job's namespace: the launcher of this machine if the job is here or no
     cluster is configured, else that of the cluster. namespace '': DEFAULT_NAMESPACE on this machine, and the namespace
-    of kubectl's context in a cluster."""
+    of kubectl's context in a cluster. say: see LocalDriver."""
     if directory_of(name, namespace or DEFAULT_NAMESPACE).job_file.exists():
-        return LocalDriver(), namespace or DEFAULT_NAMESPACE
+        return LocalDriver(say=say), namespace or DEFAULT_NAMESPACE
     try:
         cluster = of_cluster()
     except DatastoreError:
-        return LocalDriver(), namespace or DEFAULT_NAMESPACE
+        return LocalDriver(say=say), namespace or DEFAULT_NAMESPACE
     return cluster, namespace or cluster.client.namespace

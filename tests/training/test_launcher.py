@@ -49,6 +49,14 @@ def program(laptop: Laptop, text: str, name: str = "program.py") -> str:
     return f"  command: [python, {name}]\n"
 
 
+def kill_launcher(name: str) -> None:
+    """As the kernel does for want of memory."""
+    launcher = subprocess.run(
+        ["pgrep", "-f", f"datastore.training.local --channel .*/{name}$"], capture_output=True, text=True, check=True
+    )
+    os.kill(int(launcher.stdout.split()[0]), signal.SIGKILL)
+
+
 def gone(laptop: Laptop, name: str) -> bool:
     """Whether no process of a job lives, and nothing of it is mounted."""
     return not pids_of(laptop, name) and f"/{name}/mounts/" not in Path("/proc/self/mountinfo").read_text()
@@ -374,6 +382,21 @@ def test_what_a_finished_job_could_not_upload_is_told_with_the_way_to_it(laptop:
     assert laptop.run("unsent", "--discard", "late", way[1]).returncode == 0
 
 
+@promise("S-333")
+def test_a_job_whose_launcher_was_killed_while_its_storage_fails_is_shown_and_uploads_the_rest(laptop: Laptop) -> None:
+    submitted_whose_bucket_vanishes(laptop, "orphan", "sleep 600")
+    kill_launcher("orphan")
+    listed = laptop.run("job", "list", "-o", "json")
+    assert listed.returncode == 0, listed.stderr
+    (found,) = json.loads(listed.stdout)
+    assert found["status"]["phase"] == "Failed"
+    assert "its launcher was killed, or this machine went down; not all is uploaded: " in found["status"]["message"]
+    assert "/orphan/mounts/out is still mounted: " in found["status"]["message"]
+    make_bucket(laptop.server, laptop.out)
+    assert laptop.run("job", "delete", "orphan").returncode == 0
+    assert "late" in laptop.stored()
+
+
 @pytest.mark.parametrize(("verb", "code"), [(("delete", "lost"), ExitCode.UNSYNCED), (("prune", "--since", "0s"), 0)])
 def test_a_deleted_job_whose_changes_are_not_uploaded_says_where_they_are(
     laptop: Laptop, verb: tuple[str, ...], code: int
@@ -526,10 +549,7 @@ def test_a_killed_launcher_takes_its_processes_along_and_is_told(laptop: Laptop)
         laptop.manifest("headless", "  framework: none\n  roles: {worker: {}}\n" + shell("sleep 600") + MOUNTS)
     )
     eventually(lambda: len(pids_of(laptop, "headless")) >= 2, patience_s=PATIENCE_S)
-    launcher = subprocess.run(
-        ["pgrep", "-f", "datastore.training.local --channel .*/headless$"], capture_output=True, text=True, check=True
-    )
-    os.kill(int(launcher.stdout.split()[0]), signal.SIGKILL)
+    kill_launcher("headless")
     found = laptop.until("headless", "Failed")
     assert "its launcher was killed, or this machine went down" in found["status"]["message"]
     assert gone(laptop, "headless")

@@ -30,7 +30,7 @@ def delete_command(
     code = ExitCode.OK
     for name in names:
         try:
-            driver, space = existing(name, namespace)
+            driver, space = existing(name, namespace, note)
             left = driver.delete(name, space)
             note(f"{name} is deleted")
             gone.append({"name": name, "namespace": space})

@@ -54,7 +54,7 @@ def for_new(local: bool, container: bool) -> Launcher:
 
 def everywhere(namespace: str, all_namespaces: bool) -> list[tuple[Launcher, Observed]]:
     """Return the jobs with their launchers, this machine's first. Print a note if the cluster can't be asked."""
-    local = LocalDriver()
+    local = LocalDriver(say=note)
     found: list[tuple[Launcher, Observed]]
     found = [(local, each) for each in local.observe_all(namespace or None)]
     try:

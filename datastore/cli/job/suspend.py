@@ -19,7 +19,7 @@ def resume_command(name: Name, namespace: Namespace = DEFAULT, output: Output = 
 
 
 def _set(name: str, namespace: str, suspended: bool, output: Format) -> None:
-    driver, namespace = existing(name, namespace)
+    driver, namespace = existing(name, namespace, note)
     driver.suspend(name, namespace, suspended=suspended)
     if output is Format.JSON:
         print_json(as_json(driver.observe(name, namespace)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +17,10 @@ from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.mounting import unmounting, unsent
 from datastore.mounting.errors import Unsynced
-from datastore.mounting.records import MountRecord, all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
 from datastore.training.driver import LogLine, NoSuchJob, Observed
-from datastore.training.local import cgroups, gpus, processes
+from datastore.training.local import cgroups, gpus, logcopies, processes, waiting
 from datastore.training.local.isolation import Container
 from datastore.training.local.launcher import KILL_TIMEOUT_S
 from datastore.training.local.records import (
@@ -39,9 +39,13 @@ from datastore.training.topology import tasks_of
 from datastore.training.variables import check_roles
 from datastore.units import format_count
 
+log = logging.getLogger(__name__)
+
 WHERE = "local"
-STOP_TIMEOUT_S = 630.0
-"""The longest wait for a launcher to end: unmounting.STOP_TIMEOUT_S for uploads, and 30 s to end the processes."""
+STOP_TIMEOUT_S = unmounting.STOP_TIMEOUT_S + logcopies.STOP_TIMEOUT_S + 60.0
+"""The longest wait for a launcher to end: for uploads, for the logs, and for the processes and forced unmounts."""
+LOST_TIMEOUT_S = 5.0
+"""How long a command that only looks waits for the uploads of a job whose launcher has died."""
 POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 16
@@ -50,9 +54,17 @@ _LINE_END = re.compile(rb"(\r*\n|\r+)")
 
 
 class LocalDriver:
-    """See Driver. container: run the job's images by podman or docker instead of programs of this machine."""
+    """See Driver. container: run the job's images by podman or docker instead of programs of this machine.
+    say: called with a line that says for what a call waits, when that takes long."""
 
-    def __init__(self, *, container: bool = False, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        container: bool = False,
+        environment: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = log.warning,
+    ) -> None:
+        self._say = say
         self._submitter = Submitter(
             environment=dict(os.environ if environment is None else environment),
             directory=os.getcwd(),
@@ -149,9 +161,11 @@ class LocalDriver:
         """See Driver."""
         directory = self._found(name, namespace)
         self._stop(directory, "delete")
-        _sweep(directory)
+        deadline = time.monotonic() + unmounting.STOP_TIMEOUT_S
+        with waiting.told(directory, deadline, self._say):
+            _sweep(directory, deadline)
         directory.remove()
-        left = [(each, unsent.remaining(each.state_dir)) for each in _mounts_of(directory)]
+        left = [(each, unsent.remaining(each.state_dir)) for each in waiting.mounts_of(directory)]
         return [
             f"{format_count(files, 'changed file')} of Datastore {each.name} could not be uploaded; kept on disk:"
             f" `datastore unsent {each.mountpoint}` lists it, and `--save DIR` copies it elsewhere"
@@ -192,12 +206,13 @@ class LocalDriver:
             return
         directory.write_wanted(Wanted(why))
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        while directory.alive:
-            if until_freed and _has(directory.read_state().status, "ResourcesFreed"):
-                return
-            if time.monotonic() > deadline:
-                raise DatastoreError(f"TrainingJob {directory.name} does not end; see {directory.launcher_log}")
-            time.sleep(POLL_S)
+        with waiting.told(directory, deadline, self._say):
+            while directory.alive:
+                if until_freed and _has(directory.read_state().status, "ResourcesFreed"):
+                    return
+                if time.monotonic() > deadline:
+                    raise DatastoreError(f"TrainingJob {directory.name} does not end; see {directory.launcher_log}")
+                time.sleep(POLL_S)
 
 
 def _check(job: TrainingJob, manifest: Manifest) -> None:
@@ -273,12 +288,16 @@ def _say_lost(directory: JobDirectory) -> None:
     if lock is None:
         return
     try:
-        _sweep(directory)
+        left = "what it had written to its Datastores is there"
+        try:
+            _sweep(directory, time.monotonic() + LOST_TIMEOUT_S)
+        except DatastoreError as error:
+            left = f"not all is uploaded: {error}"
         state, now = directory.read_state(), datetime.now(UTC)
         why = directory.read_failure()
         reason = "LauncherFailed" if why else "LauncherLost"
         message = f"its launcher failed: {why}" if why else "its launcher was killed, or this machine went down"
-        message += "; what it had written to its Datastores is there"
+        message += f"; {left}"
         conditions = with_condition(state.status.conditions or [], "Failed", True, reason, message, now)
         conditions = with_condition(conditions, "Running", False, reason, message, now)
         conditions = with_condition(conditions, "ResourcesFreed", True, reason, "", now)
@@ -300,24 +319,20 @@ def _say_lost(directory: JobDirectory) -> None:
         os.close(lock)
 
 
-def _sweep(directory: JobDirectory) -> None:
-    """Remove what a dead launcher left: mounts, cgroups, containers and processes. Data that is not uploaded stays on
-    disk. Most processes ended with the launcher; a save does not, nor a bwrap that was just starting, which would wait
-    for its parent for ever."""
+def _sweep(directory: JobDirectory, deadline: float) -> None:
+    """Remove what a dead launcher left: containers, processes, cgroups and mounts. Most processes ended with the
+    launcher; a save does not, nor a bwrap that was just starting, which would wait for its parent for ever.
+    deadline: until when (time.monotonic()) uploads are waited for. Errors: DatastoreError when something is still
+    mounted then."""
     if run := directory.read_state().run:
         processes.end_with_variable("DATASTORE_RUN", run, KILL_TIMEOUT_S)
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
-    for record in _mounts_of(directory):
-        with suppress(DatastoreError):
-            unmounting.unmount(record)
-    directory.check_unmounted()
     if engine := directory.read_engine():
         Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
-
-
-def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
-    below = str(directory.path / "mounts") + os.sep
-    return [each for each in all_records() if each.mountpoint.startswith(below)]
+    for record in waiting.mounts_of(directory):
+        with suppress(DatastoreError):
+            unmounting.unmount(record, timeout_s=max(1.0, deadline - time.monotonic()))
+    directory.check_unmounted()
 
 
 class _Lines:
@@ -329,7 +344,7 @@ class _Lines:
         self._at = -1
         self._rest = bytearray()
         self._after_return = False
-        """Whether the line before ended with a carriage return, so that a newline that comes next is of the same end."""
+        """Whether the line before ended with a carriage return, so that a newline that follows is of that end."""
 
     def new(self, *, last: bool) -> Iterator[str]:
         """Yield the lines since the last call. last: also a last line without an end."""

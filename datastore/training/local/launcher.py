@@ -387,7 +387,10 @@ class Launcher:
     def _wanted_stop(self) -> Ended | None:
         """Return how the run ends if a command or a signal stops it, else None."""
         stop = self.directory.read_wanted().stop
-        if stop in ("suspend", "delete"):
+        if stop == "delete":
+            message = "`datastore job delete` has ended it, and removes it; `datastore job resume` lets it run again"
+            return Ended(phase="Suspended", reason="Suspended", message=message)
+        if stop == "suspend":
             return Ended(
                 phase="Suspended", reason="Suspended", message="it is suspended; `datastore job resume` goes on"
             )
@@ -528,11 +531,14 @@ class Launcher:
         self._sample()
 
     def _unmount(self, *, force: bool) -> None:
-        """Unmount all, the last mount first. Errors, after all were tried: Unsynced, else the first."""
+        """Unmount all, the last mount first, and wait for all uploads for as long as for those of one mount, at most.
+        Errors, after all were tried: Unsynced, else the first."""
         failed: DatastoreError | None = None
+        deadline = time.monotonic() + unmounting.STOP_TIMEOUT_S
         for record in reversed(list(self._mounts)):
+            left_s = None if force else max(1.0, deadline - time.monotonic())
             try:
-                unmounting.unmount(record, None if force else self.watch, force=force)
+                unmounting.unmount(record, None if force else self.watch, force=force, timeout_s=left_s)
             except DatastoreError as error:
                 failed = error if isinstance(error, Unsynced) or failed is None else failed
                 if not force:

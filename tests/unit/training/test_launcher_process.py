@@ -18,7 +18,7 @@ import pytest
 from datastore import frames, ourprocess
 from datastore.api.manifest import parse
 from datastore.errors import DatastoreError
-from datastore.training.local import processes
+from datastore.training.local import processes, waiting
 from datastore.training.local.driver import LocalDriver
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, all_directories, directory_of
 from datastore.training.local.starting import start_launcher
@@ -275,6 +275,21 @@ def test_a_job_whose_launcher_is_about_to_start_is_not_lost(directory: JobDirect
     assert LocalDriver().observe("digits", "default").status.phase == "Pending"
     os.utime(directory.job_file, (0, 0))
     assert LocalDriver().observe("digits", "default").status.phase == "Failed"
+
+
+@promise("S-325")
+def test_who_waits_long_for_a_job_to_end_is_told(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "FIRST_S", 0.01)
+    launcher = directory.lock()
+    assert launcher is not None
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        os.close(launcher)
+
+    LocalDriver(say=say).suspend("digits", "default", suspended=True)
+    assert re.fullmatch(r"waits for TrainingJob digits to end, until \d\d:\d\d:\d\d at the latest: its .*", *said)
 
 
 @promise("S-331")
