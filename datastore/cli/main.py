@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -15,6 +16,9 @@ _INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Entry point of `datastore` and `kubectl-datastore`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As on standard error: a log or a name may hold what the terminal's encoding can't say.
+        sys.stdout.reconfigure(errors="backslashreplace")
     leave(run(sys.argv[1:]))
 
 

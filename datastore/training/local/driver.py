@@ -352,7 +352,9 @@ class _Lines:
             with self._path.open("rb") as log:
                 size = os.fstat(log.fileno()).st_size
                 if self._at < 0:
-                    self._at = max(0, size - _SHOWN_LOG_BYTES)
+                    self._at = log.seek(max(0, size - _SHOWN_LOG_BYTES))
+                    if self._at:  # in the middle of a line
+                        self._at += log.read(_READ_BYTES).find(b"\n") + 1
                 log.seek(self._at)
                 while chunk := log.read(_READ_BYTES):
                     self._at += len(chunk)

@@ -303,3 +303,21 @@ def test_a_progress_bar_is_followed(directory: JobDirectory) -> None:
         log.write(b"\n\n100%\r")
         os.close(launcher)
         assert [each.text for each in lines] == ["", "100%"]
+
+
+def test_of_a_long_log_the_oldest_line_is_whole(directory: JobDirectory) -> None:
+    line = b"x" * 70 + b"\n"
+    directory.log("master-0").write_bytes(line * ((32 << 20) // len(line) + 100))
+    assert {each.text for each in LocalDriver().logs("digits", "default")} == {"x" * 70}
+
+
+def test_a_log_is_printed_on_a_terminal_that_lacks_its_letters(directory: JobDirectory) -> None:
+    directory.log("master-0").write_text("50 µs\nend\n")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "datastore.cli", "job", "logs", "digits"],
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"[master-0] 50 \\xb5s\n[master-0] end\n"), done.stderr
