@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from datastore.api.explain import similar
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
@@ -48,6 +49,8 @@ LOST_TIMEOUT_S = 5.0
 """How long a command that only looks waits for the uploads of a job whose launcher has died."""
 POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
+_NAMED = 10
+"""The most names in a message."""
 _READ_BYTES = 1 << 16
 _SHOWN_LOG_BYTES = 32 << 20
 _LINE_END = re.compile(rb"(\r*\n|\r+)")
@@ -180,10 +183,11 @@ class LocalDriver:
     def _found(self, name: str, namespace: str) -> JobDirectory:
         directory = directory_of(name, namespace)
         if not directory.job_file.exists():
-            near = ", ".join(each.name for each in all_directories(namespace))
-            raise NoSuchJob(
-                f"there is no TrainingJob {name} on this machine; {f'there are {near}' if near else 'none is'}"
-            )
+            names = [each.name for each in all_directories(namespace)]
+            near = similar(name, names)
+            some = f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}"
+            hint = f"did you mean {near}?" if near else f"there are {some}" if names else "none is"
+            raise NoSuchJob(f"there is no TrainingJob {name} on this machine; {hint}")
         return directory
 
     def _observed(self, directory: JobDirectory) -> Observed:
