@@ -96,7 +96,8 @@ class Job:
             code = "" if each.exit_code is None else f" ({each.exit_code})"
             cells = (each.name, f"{each.state}{code}", f"{cpu:.2f}", f"{memory / (1 << 20):.0f} MiB")
             rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
-        lines = [f"[{each.role}-{each.index}] {each.text}" for each in self.logs()][-_SHOWN_LINES:]
+        wrote = () if observed.job.spec.schedule is not None else self.logs()  # each run has a log of its own
+        lines = [f"[{each.role}-{each.index}] {each.text}" for each in wrote][-_SHOWN_LINES:]
         head = "".join(f"<th>{name}</th>" for name in ("replica", "state", "CPU", "memory"))
         table = "".join(f"<tr>{row}</tr>" for row in rows)
         shown = html.escape("\n".join(lines))

@@ -47,7 +47,10 @@ def submit_command(
     for each in driver.notes(job.name, namespace):
         note(each)
     if not follow_it:
-        note(f"{job.name} is submitted ({observed.where}): `datastore job logs -f {job.name}` shows what it writes")
+        shows = f"logs -f {job.name}` shows what it writes"
+        if job.spec.schedule is not None:
+            shows = f"get {job.name}` shows its runs, each of which is a job of its own"
+        note(f"{job.name} is submitted ({observed.where}): `datastore job {shows}")
     else:
         with watching() as watch:
             try:

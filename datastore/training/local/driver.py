@@ -135,11 +135,12 @@ class LocalDriver:
     ) -> Iterator[LogLine]:
         """See Driver."""
         directory = self._found(name, namespace)
-        chosen = [
-            task
-            for task in tasks_of(directory.load_job().spec)
-            if role in (None, task.role) and index in (None, task.index)
-        ]
+        spec = directory.load_job().spec
+        if spec.schedule is not None:
+            last = directory.read_state().status.last_run
+            runs = f"the last one is {last}" if last else "none was yet"
+            raise DatastoreError(f"TrainingJob {name} has a schedule, and each run is a job of its own; {runs}")
+        chosen = [task for task in tasks_of(spec) if role in (None, task.role) and index in (None, task.index)]
         if not chosen:
             raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
         readers = [(task, _Lines(directory.log(task.name))) for task in chosen]

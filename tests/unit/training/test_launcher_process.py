@@ -289,7 +289,8 @@ def test_who_waits_long_for_a_job_to_end_is_told(directory: JobDirectory, monkey
         os.close(launcher)
 
     LocalDriver(say=say).suspend("digits", "default", suspended=True)
-    assert re.fullmatch(r"waits for TrainingJob digits to end, until \d\d:\d\d:\d\d at the latest: its .*", *said)
+    (line,) = said
+    assert re.fullmatch(r"waits for TrainingJob digits to end, until \d\d:\d\d:\d\d at the latest: its .*", line)
 
 
 @promise("S-331")
@@ -338,3 +339,17 @@ def test_a_name_that_is_wrong_is_told_with_those_that_there_are(directory: JobDi
         driver.observe("other", "default")
     for number in range(30):
         driver.delete(f"a{number:02}", "default")
+
+
+def test_a_schedule_has_no_log_of_its_own(directory: JobDirectory) -> None:
+    nightly = job("command: [sh], schedule: '0 3 * * *', suspend: true", framework="none", name="nightly")
+    driver = LocalDriver()
+    driver.create(nightly, parse("", "digits.yaml", wanted=""))
+    with pytest.raises(DatastoreError, match="nightly has a schedule, and each run is a job of its own; none was yet"):
+        list(driver.logs("nightly", "default", follow=True))
+    made = directory_of("nightly", "default")
+    status = {"phase": "Scheduled", "lastRun": "nightly-2611280300"}
+    made.write_state(LocalState.model_validate({"status": status, "evidence": {"replicas": []}}))
+    with pytest.raises(DatastoreError, match="; the last one is nightly-2611280300"):
+        list(driver.logs("nightly", "default"))
+    driver.delete("nightly", "default")
