@@ -71,7 +71,7 @@ class Plan:
 
 
 def planned(shown: Mapping[str, Shown], machine: Machine) -> Plan:
-    """Plan how to show sources at absolute paths. Errors: DatastoreError when a directory is too large to copy."""
+    """Plan how to show sources at absolute paths. Errors: DatastoreError when that can't be done at one of them."""
     copied: dict[str, str] = {}
     made: list[str] = []
     inside: list[str] = []
@@ -80,6 +80,7 @@ def planned(shown: Mapping[str, Shown], machine: Machine) -> Plan:
         if not covered and not machine.is_dir(path):
             parent = _nearest(path, machine)
             if parent == "/" or not machine.writable(parent):
+                _check_free(parent, path, machine)
                 copied.setdefault(parent, path)
             else:
                 made.append(path)
@@ -103,6 +104,19 @@ def _nearest(path: str, machine: Machine) -> str:
     while not machine.is_dir(parent):
         parent = os.path.dirname(parent)
     return parent
+
+
+def _check_free(parent: str, path: str, machine: Machine) -> None:
+    """Errors: DatastoreError when the path can't be made in a copy of `parent`, the deepest directory above it."""
+    name = path.removeprefix(parent).strip("/").partition("/")[0]
+    try:
+        taken = any(each.name == name for each in machine.entries(parent))
+    except OSError as error:
+        raise DatastoreError(f"{path}: can't be shown: {parent}: {error.strerror}; choose another path") from error
+    if taken:
+        raise DatastoreError(
+            f"{path}: can't be shown: {os.path.join(parent, name)} is no directory of this machine; choose another path"
+        )
 
 
 def _copy(parent: str, path: str, machine: Machine) -> list[str]:

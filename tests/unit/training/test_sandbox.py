@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,18 @@ def test_a_crowded_directory_is_not_copied() -> None:
     crowded = Made({"/": [], "/mnt": [str(number) for number in range(300)]}, set())
     with pytest.raises(DatastoreError, match="/mnt/data: this directory is not there, and can't be shown in /mnt"):
         planned({"/mnt/data": DATA}, crowded)
+
+
+@promise("S-327")
+def test_a_path_below_a_file_or_in_a_closed_directory_is_refused() -> None:
+    class Closed(Made):
+        def entries(self, path: str) -> list[Entry]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with pytest.raises(DatastoreError, match="/etc/passwd/x: can't be shown: /etc/passwd is no directory of this"):
+        planned({"/etc/passwd/x": DATA}, Made({"/": ["etc"], "/etc": ["passwd"]}, set()))
+    with pytest.raises(DatastoreError, match="/root/x: can't be shown: /root: Permission denied; choose another path"):
+        planned({"/root/x": DATA}, Closed({"/": ["root"], "/root": []}, set()))
 
 
 def test_where_something_is_on_the_machine() -> None:
