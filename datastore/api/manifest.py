@@ -68,6 +68,14 @@ class Manifest:
             raise InvalidManifest(f"{self.source}: say which Datastore holds the models, --store NAME: {names}")
         return self.pick(name)
 
+    def check_writable(self, datastore: Datastore) -> None:
+        """Errors: InvalidManifest when the Datastore is read-only."""
+        if datastore.spec.read_only:
+            raise InvalidManifest(
+                f"{self.source}: Datastore {datastore.name}: spec.readOnly is true, so nothing is written there; name "
+                "another Datastore, or change that"
+            )
+
     def pick_job(self, name: str | None = None) -> TrainingJob:
         """Return the TrainingJob of this name or, without a name, the only one. Errors: InvalidManifest."""
         return _pick(self.jobs, "TrainingJob", self.source, name, None)

@@ -23,6 +23,6 @@ def delete_command(
     asked = parse_reference(reference)
     if asked.version is None:
         raise typer.BadParameter(f"{reference}: say which version is deleted by its number, such as {asked.model}:1")
-    with open_store(file, store) as opened:
+    with open_store(file, store, to_write=True) as opened:
         removed = opened.models.delete(asked.model, asked.version)
     note(f"{asked} is deleted ({format_count(removed, 'file')})")

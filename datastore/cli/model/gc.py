@@ -38,7 +38,7 @@ def gc_command(
     except ValueError as error:
         raise typer.BadParameter(f"--older-than {error}") from error
     found = removed = 0
-    with open_store(file, store) as opened:
+    with open_store(file, store, to_write=delete) as opened:
         models = opened.models
         for model in [check_model(name)] if name else models.names():
             for garbage in models.garbage(model, stale_s):

@@ -37,7 +37,10 @@ def import_command(
     """Make a version from a directory, a tar file or an image. An exported version is refused if it was changed."""
     check_model(name)
     labels = parse_labels(label)
-    with open_store(file, store) as opened, open_import(source, file, endpoint) as (tree, version, digest):
+    with (
+        open_store(file, store, to_write=True) as opened,
+        open_import(source, file, endpoint) as (tree, version, digest),
+    ):
         said = f"{source} ({version} {digest})" if digest else source
         lineage = Lineage(location=tree.location, imported_from=said)
         wish = Wish(model=name, lineage=lineage, labels=labels, force=force, digest=digest)

@@ -72,10 +72,12 @@ class OpenStore:
 
 
 @contextmanager
-def open_store(file: str | None, store: str | None) -> Iterator[OpenStore]:
+def open_store(file: str | None, store: str | None, *, to_write: bool = False) -> Iterator[OpenStore]:
     """Open the store in the Datastore that holds models. Errors: InvalidManifest, StoreError, MountFailed."""
     manifest = manifest_in(file)
     datastore = manifest.pick_store(store)
+    if to_write:
+        manifest.check_writable(datastore)
     say_credentials(manifest, datastore)
     with reached(manifest, datastore) as source, opened_storage(source) as storage:
         yield OpenStore(manifest, datastore, Models(storage))
@@ -143,6 +145,7 @@ def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
     name, _, path = text.removeprefix("datastore://").partition("/")
     manifest = manifest_in(file)
     datastore = manifest.pick(name)
+    manifest.check_writable(datastore)
     say_credentials(manifest, datastore)
     with reached(manifest, datastore) as source, opened_tree(source, path, writable=True) as tree:
         yield tree

@@ -74,7 +74,10 @@ def save_command(
     if cluster:
         save_on_cluster(name, source, labels, force, namespace, wait, progress, output)
         return
-    with open_store(file, store) as opened, open_source(source, file, endpoint) as (tree, datastore, path):
+    with (
+        open_store(file, store, to_write=True) as opened,
+        open_source(source, file, endpoint) as (tree, datastore, path),
+    ):
         lineage = Lineage(
             datastore=datastore,
             path=path,

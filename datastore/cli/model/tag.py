@@ -48,7 +48,7 @@ def tag_command(
     if cluster:
         tag_on_cluster(asked, alias, namespace, expect, remove, wait)
         return
-    with open_store(file, store) as opened:
+    with open_store(file, store, to_write=True) as opened:
         if remove:
             opened.models.remove_alias(asked.model, alias)
             note(f"{asked.model} has no alias {alias} any more")

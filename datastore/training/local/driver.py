@@ -226,7 +226,7 @@ def _check(job: TrainingJob, manifest: Manifest) -> None:
     if job.spec.save is not None:
         place_of_result(job)
         try:
-            manifest.pick_store()
+            manifest.check_writable(manifest.pick_store())
         except InvalidManifest as error:
             raise InvalidManifest(f"{where}: spec.save: {error}") from None
     tasks = tasks_of(job.spec)

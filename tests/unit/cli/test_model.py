@@ -72,6 +72,29 @@ def test_a_model_is_saved_listed_shown_and_exported(here: Path, cli: Cli) -> Non
     assert tree_of(here / "runs" / "copy") == tree_of(here / "runs" / "7")
 
 
+@promise("S-379")
+def test_a_read_only_datastore_is_read_and_never_written(here: Path, cli: Cli) -> None:
+    assert cli("model", "save", "digits", "--from", "runs/7").code == 0
+    text = (here / "p.yaml").read_text()
+    (here / "p.yaml").write_text(text.replace("spec: {", "spec: {readOnly: true, "))
+    before = tree_of(here / "models"), tree_of(here / "runs")
+    assert cli("model", "list").code == cli("model", "verify", "digits").code == cli("model", "gc").code == 0
+    assert cli("model", "export", "digits", "out").code == 0
+    for verb in (
+        ("save", "digits", "--from", "./out", "--force"),
+        ("import", "other", "./out"),
+        ("tag", "digits:1", "prod"),
+        ("delete", "digits:1"),
+        ("gc", "--delete"),
+    ):
+        refused = cli("model", *verb)
+        assert (refused.code, refused.out) == (2, "")
+        assert "Datastore models: spec.readOnly is true, so nothing is written there" in refused.err
+    refused = cli("model", "export", "digits", "datastore://runs/copy")
+    assert "Datastore runs: spec.readOnly is true, so nothing is written there" in refused.err
+    assert (tree_of(here / "models"), tree_of(here / "runs")) == before
+
+
 @promise("S-378", "S-385")
 @pytest.mark.parametrize("form", ["out", "out.tar", "oci:out", "datastore://runs/out"])
 def test_every_export_can_be_imported(here: Path, cli: Cli, form: str) -> None:
