@@ -245,6 +245,7 @@ class Renames:
             raise
         async with self._moved(intent, source, target, directory, move):
             await self._follow(source, copies.made)
+            await self._uploads.orphans.follow(old_prefix, new_prefix, copies.made)
             await copies.remove_originals()
 
     async def _server_time_ns(self, key: str) -> int:

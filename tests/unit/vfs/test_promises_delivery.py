@@ -354,6 +354,22 @@ def test_what_is_sent_while_its_directory_is_renamed_goes_there_too(
     again.nothing_left()
 
 
+@promise("S-20")
+def test_what_was_left_goes_where_its_directory_goes(world: World) -> None:
+    """Also a change of an object that the rename copies."""
+    world.put("d/old", b"older")
+    first = world.client()
+    for name in ("d/new", "d/old"):
+        first.local.open(name, os.O_WRONLY | os.O_CREAT).write(b"newer")
+    again = first.again(plan=no_writes)
+    again.faulty.plan = no_faults
+    again.local.rename("d", "e")
+    assert sorted(str(row["path"]) for row in again.fs.uploads.unsent()) == ["e/new", "e/old"]
+    assert resolve(again.fs.flush_all()) == []
+    assert world.contents() == {"e/new": b"newer", "e/old": b"newer"}
+    again.nothing_left()
+
+
 @promise("S-128")
 def test_a_directory_does_not_go_where_unsent_files_belong(world: World) -> None:
     """What is in it would be replaced by them, though it is newer."""
