@@ -257,7 +257,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     filesystem.uploads.orphans.recover()
     failures: list[str] = []
     if not resumed:
-        sending = filesystem.uploads.retry([])
+        sending = filesystem.uploads.orphans.send_first()
         # A rename that was begun has to find there what it renames.
         failures = await (sending if core.db.intents() else _in_time(core.loop, sending))
     try:

@@ -20,7 +20,7 @@ from .opened.files import Files
 from .opened.handles import Handles
 from .opened.reading import Reading
 from .tree.core import Core
-from .tree.names import NAME_MAX
+from .tree.names import NAME_MAX, segment_of
 from .tree.reclaimer import MemoryReclaimer
 from .upload.upkeep import Upkeep
 from .upload.uploads import Uploads
@@ -89,6 +89,8 @@ class DatastoreFilesystem:
 
     async def lookup(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> ops.Entry:
         directory = self.resolver.directory(parent)
+        if self.uploads.orphans.arriving and await self.uploads.orphans.arrived(directory.key + segment_of(name)):
+            directory.forget_listing()
         entry = self.resolver.cached(directory, name) if not directory.gone else ops.Entry(None, 0.0)
         if entry is None:
             entry = await self.resolver.lookup(directory, name)

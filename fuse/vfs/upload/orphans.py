@@ -58,6 +58,8 @@ class OrphanedUploads:
         self._core = core
         self._delivery = delivery
         self.files: dict[str, OrphanedUpload] = {}
+        self.arriving = False
+        """Whether what was left when the mount began is being sent for the first time."""
         self._uploads: list[NotedUpload] = []
         self._dead = 0
         """The highest note (row id) of the multipart uploads that earlier processes began."""
@@ -110,6 +112,14 @@ class OrphanedUploads:
         """Take over a staging file that no node has any more."""
         self.files[staged.name] = OrphanedUpload(staged, to, Lock(), unsynced)
 
+    async def send_first(self) -> list[str]:
+        """As send(), when the mount begins. Programs that work already wait for a file that they ask for."""
+        self.arriving = True
+        try:
+            return await self.send()
+        finally:
+            self.arriving = False
+
     async def send(self) -> list[str]:
         """Send the files and abort the multipart uploads; return a line for each file that failed.
         Of several files of one key the newest is sent; then the others are dropped, as they were written before.
@@ -126,6 +136,19 @@ class OrphanedUploads:
                     continue
                 await self._drop_sent(same)
         return failures
+
+    async def arrived(self, key: str) -> bool:
+        """Wait until what is left for a key is in the store, and send it now if need be; return whether it has arrived.
+        For a caller that sees that `arriving` is true.
+        """
+        async with self._held(key) as same:
+            if not same:
+                return False
+            if same[-1].staged.name in self.files:
+                if not await self._send(same[-1]):
+                    return False
+                await self._drop_sent(same)
+        return True
 
     async def _send(self, left: OrphanedUpload) -> bool:
         staged = left.staged
