@@ -20,12 +20,13 @@ _WIDTH = 120
 
 def definition(kind: Kind) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind as a mapping."""
+    scale = {"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"}
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": schema(kind)},
-        "subresources": {"status": {}},
+        "subresources": {"status": {}, **({"scale": scale} if kind.scales else {})},
         "additionalPrinterColumns": [
             {"name": name, "type": type_, "jsonPath": where} for name, type_, where in kind.columns
         ],

@@ -29,6 +29,8 @@ class Kind:
     status: type[BaseModel]
     columns: tuple[tuple[str, str, str], ...]
     intro: str
+    scales: bool = False
+    """Whether `kubectl scale` and other programs may set spec.replicas by the subresource scale."""
 
     @property
     def module(self) -> str:
@@ -274,7 +276,10 @@ spec:
   replicas: 2
 ```
 
+`kubectl scale servings digits --replicas=0` sets `spec.replicas`.
+
 A field that is not listed here is an error.
 """,
+    scales=True,
 )
 KINDS = (DATASTORE, TRAINING_JOB, MODEL, MODEL_VERSION, MODEL_EXPORT, SERVING)

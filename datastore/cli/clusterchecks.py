@@ -170,7 +170,7 @@ class _Walk:
 
     def _elsewhere(self) -> Finding:
         """Return the finding that this namespace has no such Datastore, and which other namespaces have one."""
-        text = f"there is no Datastore {self._name} in this namespace"
+        text = f"there is no Datastore {self._name} in namespace {self._cluster.namespace}"
         try:
             found = self._cluster.list(DATASTORES, namespace=EVERYWHERE)
         except AccessDenied:
@@ -178,7 +178,7 @@ class _Walk:
         where = [each["metadata"]["namespace"] for each in found if each["metadata"]["name"] == self._name]
         if where:
             return bad("object", f"{text}, but in {', '.join(where[:5])}", f"add -n {where[0]}", ExitCode.USAGE)
-        return bad("object", text, "kubectl get datastores -A", ExitCode.USAGE)
+        return bad("object", text, "add -n and its namespace: kubectl get datastores -A shows all", ExitCode.USAGE)
 
     def _ours(self) -> bool:
         status = self._body.get("status") or {}

@@ -63,6 +63,17 @@ def test_a_wrong_object_is_refused(kube: Kube, kind: str, name: str, spec: dict[
         kube.apply(made(kind, name, spec), namespace=SPACE)
 
 
+@promise("S-410")
+def test_a_serving_is_scaled_as_a_deployment_is(kube: Kube) -> None:
+    kube.apply(made("Serving", "scaled", SERVING), namespace=SPACE)
+    kube.kubectl("scale", "serving", "scaled", f"--namespace={SPACE}", "--replicas=0")
+    assert (kube.get("servings", "scaled", namespace=SPACE) or {})["spec"]["replicas"] == 0
+    by_load = {"spec": {"replicas": None, "autoscaling": {"maxReplicas": 2}}}
+    kube.patch("servings", "scaled", by_load, namespace=SPACE)
+    with pytest.raises(KubeError, match="at most one of replicas and autoscaling"):
+        kube.kubectl("scale", "serving", "scaled", f"--namespace={SPACE}", "--replicas=3")
+
+
 A_BUCKET = {"s3": {"bucket": "digits"}}
 
 

@@ -239,7 +239,9 @@ def test_what_runs_the_mount_servers_has_no_token() -> None:
 
 @promise("S-422")
 def test_people_read_all_our_kinds_by_view_and_write_them_by_edit_but_no_status() -> None:
-    kinds = {each["spec"]["names"]["plural"] for each in BASE if each["kind"] == "CustomResourceDefinition"}
+    defined = [each["spec"] for each in BASE if each["kind"] == "CustomResourceDefinition"]
+    kinds = {each["names"]["plural"] for each in defined}
+    scaled = {each["names"]["plural"] for each in defined if "scale" in each["versions"][0]["subresources"]}
     api = "rbac.authorization.k8s.io/aggregate-to-"
     for name, wanted, of_others in (
         ("datastore-view", {"get", "list", "watch"}, {"view", "edit", "admin"}),
@@ -247,9 +249,11 @@ def test_people_read_all_our_kinds_by_view_and_write_them_by_edit_but_no_status(
     ):
         role = of("ClusterRole", name)
         given = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
-        of_status = {(resource, verb) for resource, verb in given if "/" in resource}
-        assert given - of_status == {(kind, verb) for kind in kinds for verb in wanted}
-        assert of_status == ({(f"{kind}/status", "get") for kind in kinds} if name == "datastore-view" else set())
+        below = {(resource, verb) for resource, verb in given if "/" in resource}
+        assert given - below == {(kind, verb) for kind in kinds for verb in wanted}
+        of_status = {(f"{kind}/status", "get") for kind in kinds} if name == "datastore-view" else set()
+        may_scale = {"get"} if name == "datastore-view" else {"update", "patch"}
+        assert below == of_status | {(f"{kind}/scale", verb) for kind in scaled for verb in may_scale}
         assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {GROUP}
         assert {label for label in role["metadata"]["labels"] if label.startswith(api)} == {
             api + to for to in of_others

@@ -46,6 +46,8 @@ def event(kind: str, name: str, reason: str, message: str = "", when: str = "202
 class PlayedCluster:
     """What a whole cluster answers; a test takes links away."""
 
+    namespace = "lab"
+
     def __init__(self) -> None:
         ready = {"type": "Ready", "status": "True", "reason": "Ready", "message": ""}
         provisioned = {"type": "Provisioned", "status": "True", "reason": "Bound", "message": ""}
@@ -251,7 +253,7 @@ def test_what_the_user_may_not_read_is_passed_over(cluster: PlayedCluster) -> No
 
 def test_a_datastore_of_another_namespace_is_found(cluster: PlayedCluster) -> None:
     cluster.others = [cluster.objects.pop(("datastores", "digits"))]
-    assert failures(cluster) == [("object", "there is no Datastore digits in this namespace, but in team")]
+    assert failures(cluster) == [("object", "there is no Datastore digits in namespace lab, but in team")]
 
 
 def test_the_last_errors_are_the_newest_of_each_kind(cluster: PlayedCluster) -> None:
@@ -333,7 +335,7 @@ def test_doctor_asks_the_cluster_of_the_context(api: PlayedApi, capsys: pytest.C
     assert code == ExitCode.USAGE
     assert "the API server answers, and Datastores are defined" in said
     assert "could not look" in said
-    assert "there is no Datastore digits in this namespace" in said
+    assert "there is no Datastore digits in namespace default" in said
 
 
 def export(api: PlayedApi, target: str) -> dict[str, Any] | None:
