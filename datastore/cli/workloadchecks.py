@@ -25,6 +25,9 @@ _SAMPLE = re.compile(r'^(\w+)\{volume="([^"]*)"\} (\S+)$', re.MULTILINE)
 class Cluster(Protocol):
     """What the checks need of a client of the cluster, such as datastore.kubeclient.KubeClient."""
 
+    namespace: str
+    """Used by calls that name none."""
+
     def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Any:
         """Return the object, or None if there is none."""
         ...

@@ -10,11 +10,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from datastore import beneath, controlclient
 from datastore.errors import DatastoreError, MountFailed
-from datastore.mounting import directory, kernelnfs, mounttable, unsent
+from datastore.mounting import directory, kernelnfs, mounttable, unsent, waiting
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.mountserver import end_server
 from datastore.mounting.records import MountRecord, forget, is_server, keep_unsent, remove_made
@@ -50,7 +51,8 @@ def unmount(
     detach: if programs use the directory, detach it as umount -l does. The programs go on, what they still write is
     uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
     timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount,
-    or when the server goes on for a process that still has the mount in another mount namespace, as a local job may.
+    when the server goes on for a process that still has the mount in another mount namespace, as a local job may, and,
+    if there is a watch for the signals of a person who waits, when the uploads take long.
     Errors: Unsynced when changes remain (kept on disk, or lost by force); controlclient.NotAnswering when the server
     hangs and force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor
     detach is given."""
@@ -64,7 +66,8 @@ def unmount(
         return ""
     try:
         patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
-        answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
+        with _told(record, time.monotonic() + patience_s, say) if watch else nullcontext():
+            answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
         if answer is None:
             lost = in_memory(record)
             fate = "what the server has not stored is lost" if lost else "what is not uploaded is kept on disk"
@@ -75,6 +78,15 @@ def unmount(
         _end_silent(record, error, force=force)
         return ""
     return _finish(record, answer, say)
+
+
+def _told(record: MountRecord, deadline: float, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """A context that says for what the unmount waits, and until when."""
+
+    def why() -> str:
+        return waiting.left_of([record]) or "its server is ending"
+
+    return waiting.told(f"the mount at {record.mountpoint}", deadline, why, say)
 
 
 def _stop(

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from datastore.api.explain import similar
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import unmounting, unsent
+from datastore.mounting import unmounting, unsent, waiting
 from datastore.mounting.errors import Unsynced
+from datastore.mounting.records import MountRecord, all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
 from datastore.training.driver import LogLine, NoSuchJob, Observed
-from datastore.training.local import cgroups, gpus, logcopies, processes, waiting
+from datastore.training.local import cgroups, gpus, logcopies, processes
 from datastore.training.local.isolation import Container
 from datastore.training.local.launcher import KILL_TIMEOUT_S
 from datastore.training.local.records import (
@@ -166,10 +167,10 @@ class LocalDriver:
         directory = self._found(name, namespace)
         self._stop(directory, "delete")
         deadline = time.monotonic() + unmounting.STOP_TIMEOUT_S
-        with waiting.told(directory, deadline, self._say):
+        with self._told(directory, deadline):
             _sweep(directory, deadline)
         directory.remove()
-        left = [(each, unsent.remaining(each.state_dir)) for each in waiting.mounts_of(directory)]
+        left = [(each, unsent.remaining(each.state_dir)) for each in _mounts_of(directory)]
         return [
             f"{format_count(files, 'changed file')} of Datastore {each.name} could not be uploaded; kept on disk:"
             f" `datastore unsent {each.mountpoint}` lists it, and `--save DIR` copies it elsewhere"
@@ -180,6 +181,15 @@ class LocalDriver:
     def notes(self, name: str, namespace: str) -> list[str]:
         """Return what is different on this machine from a cluster, as texts for the user."""
         return self._found(name, namespace).read_state().notes
+
+    def _told(self, directory: JobDirectory, deadline: float) -> AbstractContextManager[None]:
+        """A context that says for what it waits, and until when, while a job ends."""
+
+        def why() -> str:
+            left = waiting.left_of(_mounts_of(directory))
+            return left or "its processes are being ended, and its Datastores unmounted"
+
+        return waiting.told(f"TrainingJob {directory.name}", deadline, why, self._say)
 
     def _found(self, name: str, namespace: str) -> JobDirectory:
         directory = directory_of(name, namespace)
@@ -211,7 +221,7 @@ class LocalDriver:
             return
         directory.write_wanted(Wanted(why))
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        with waiting.told(directory, deadline, self._say):
+        with self._told(directory, deadline):
             while directory.alive:
                 if until_freed and _has(directory.read_state().status, "ResourcesFreed"):
                     return
@@ -324,6 +334,12 @@ def _say_lost(directory: JobDirectory) -> None:
         os.close(lock)
 
 
+def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
+    """Return the records of the job's mounts, also of those that ended with changes which are not uploaded."""
+    below = str(directory.path / "mounts") + os.sep
+    return [each for each in all_records() if each.mountpoint.startswith(below)]
+
+
 def _sweep(directory: JobDirectory, deadline: float) -> None:
     """Remove what a dead launcher left: containers, processes, cgroups and mounts. Most processes ended with the
     launcher; a save does not, nor a bwrap that was just starting, which would wait for its parent for ever.
@@ -334,7 +350,7 @@ def _sweep(directory: JobDirectory, deadline: float) -> None:
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
     if engine := directory.read_engine():
         Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
-    for record in waiting.mounts_of(directory):
+    for record in _mounts_of(directory):
         with suppress(DatastoreError):
             unmounting.unmount(record, timeout_s=max(1.0, deadline - time.monotonic()))
     directory.check_unmounted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,11 +158,15 @@ def test_the_foreground_ends_when_the_server_crashes(start: Start, root: Path, m
     assert "the mount server has crashed" in err
 
 
-def test_ctrl_c_while_uploading_gives_up_waiting(start: Start, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_who_waits_for_uploads_is_told_and_gives_up_by_ctrl_c(
+    start: Start, root: Path, manifest: Path, tmp_path: Path
+) -> None:
     process = start("mute", "run", "-f", manifest, "--mount", f"output={tmp_path}/d", "--", "true")
     eventually(lambda: root.exists() and list(root.glob("*/asked")))
-    process.send_signal(signal.SIGINT)
     assert process.stderr is not None
+    waits = rf"waits for the mount at {tmp_path}/d to end, until \d\d:\d\d:\d\d at the latest: Datastore output: "
+    assert any(re.search(waits, line) for line in iter(process.stderr.readline, ""))
+    process.send_signal(signal.SIGINT)
     said = f"interrupted: unmounting {tmp_path}/d now; what is not uploaded is kept on disk"
     assert any(said in line for line in iter(process.stderr.readline, ""))
     # The fake never answers, so the forced stop must go on to end it by itself.

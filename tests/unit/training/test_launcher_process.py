@@ -18,7 +18,8 @@ import pytest
 from datastore import frames, ourprocess
 from datastore.api.manifest import parse
 from datastore.errors import DatastoreError
-from datastore.training.local import processes, waiting
+from datastore.mounting import waiting
+from datastore.training.local import processes
 from datastore.training.local.driver import LocalDriver
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, all_directories, directory_of
 from datastore.training.local.starting import start_launcher
