@@ -43,7 +43,7 @@ def test_a_mount_is_described_used_and_stopped(tmp_path: Path) -> None:
         assert status["requests"]["READ"] >= 1
         memory = Path(f"/proc/{supervisor.process.pid}/status").read_text()
         assert int(memory.split("VmRSS:")[1].split()[0]) < 24_000, "the supervisor stays small"
-        assert supervisor.ask(op="stop") == [{"ok": True, "errors": []}]
+        assert supervisor.ask(op="stop") == [{"ok": True, "errors": [], "inMemory": 0}]
         assert supervisor.wait() == 0
         assert not os.path.ismount(supervisor.path)
         assert sorted(os.listdir(supervisor.state)) == ["lock", "mount.log"]
