@@ -19,7 +19,6 @@ from .lookup.resolver import Resolver
 from .opened.files import Files
 from .opened.handles import Handles
 from .opened.reading import Reading
-from .tree import facts
 from .tree.core import Core
 from .tree.names import NAME_MAX, segment_of
 from .tree.reclaimer import MemoryReclaimer
@@ -91,9 +90,7 @@ class DatastoreFilesystem:
     async def lookup(self, caller: ops.Caller, parent: ops.Ino, name: bytes) -> ops.Entry:
         directory = self.resolver.directory(parent)
         if self.uploads.orphans.arriving and await self.uploads.orphans.arrived(directory.key + segment_of(name)):
-            directory.forget_listing()
-            if name in directory.children:
-                facts.doubted(directory.children[name])
+            self.resolver.doubt(directory, name)
         entry = self.resolver.cached(directory, name) if not directory.gone else ops.Entry(None, 0.0)
         if entry is None:
             entry = await self.resolver.lookup(directory, name)

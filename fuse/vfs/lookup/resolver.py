@@ -125,6 +125,12 @@ class Resolver:
             return False
         return child.attrs_valid if isinstance(child, Directory) else child.racy and child.is_version(listed)
 
+    def doubt(self, directory: Directory, name: bytes) -> None:
+        """Have the store asked about a name before it is believed again."""
+        directory.forget_listing()
+        if name in directory.children:
+            facts.doubted(directory.children[name])
+
     def changed(self, node: Node) -> None:
         """Note that this mount made or changed a name: answers of the store that are under way are older."""
         node.changes += 1

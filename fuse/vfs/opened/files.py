@@ -123,8 +123,9 @@ class Files:
         if self._core.settings.open_less:
             raise FSError(errno.ENOSYS)
         node, flags = self._resolver.node(ino), request.flags
-        if self._uploads.orphans.arriving and await self._uploads.orphans.arrived(node.key):
-            facts.doubted(node)
+        if node.parent is not None and self._uploads.orphans.arriving and await self._uploads.orphans.arrived(node.key):
+            self._resolver.doubt(node.parent, node.name)
+            raise FSError(errno.ESTALE)
         reads = not flags & (os.O_ACCMODE | os.O_TRUNC)
         fresh = self._resolver.current(node) if reads else self._resolver.own(node)
         if fresh and not node.leaving and not flags & os.O_TRUNC:
