@@ -372,17 +372,21 @@ class SFTPFilesystem(FileServerFilesystem):
             return error
         return FSError(errno.EEXIST) if self._is_there(directory, name) else self._of_disk(error, directory)
 
-    def _of_disk(self, error: SFTPFailed, node: Node, *, grows: bool = True) -> FSError:
+    def _of_disk(self, error: SFTPFailed, node: Node, *, grows: bool = True, source: Node | None = None) -> FSError:
         """Return the likely meaning of a vague failure of a change, as SFTP has no code for it: the server's disk is
-        read-only (EROFS) or, for a change that needs room on it (grows), full (ENOSPC); else the error."""
+        read-only (EROFS), not that of the directory from which a name moves (source; EXDEV), or, for a change that
+        needs room on it (grows), full (ENOSPC); else the error."""
         if not error.vague:
             return error
         try:
             disk = self._statvfs(node)
+            elsewhere = source is not None and self._statvfs(source).fsid != disk.fsid
         except (OSError, StoreError):
             return error
         if disk.flags & READ_ONLY:
             return FSError(errno.EROFS)
+        if elsewhere:
+            return FSError(errno.EXDEV)
         full = disk.bavail == 0 or (disk.files and disk.favail == 0)
         return FSError(errno.ENOSPC) if full and grows else error
 
@@ -517,7 +521,7 @@ class SFTPFilesystem(FileServerFilesystem):
             self._ask(what, old, move, name)
         except SFTPFailed as error:
             if not error.vague or not self._is_there(new, new_name):
-                raise self._of_disk(error, new, grows=False) from None
+                raise self._of_disk(error, new, grows=False, source=old) from None
             if what != "rename":
                 raise FSError(errno.EEXIST) from None
             raise self._why_not_replaced(error, old, name, new, new_name) from None
@@ -529,7 +533,7 @@ class SFTPFilesystem(FileServerFilesystem):
             return FSError(errno.ENOTEMPTY)
         if from_directory:
             return FSError(errno.ENOTDIR)
-        return FSError(errno.EISDIR) if to_directory else self._of_disk(error, new, grows=False)
+        return FSError(errno.EISDIR) if to_directory else self._of_disk(error, new, grows=False, source=old)
 
     async def link(self, caller: Caller, ino: Ino, new_parent: Ino, new_name: bytes) -> Entry:
         """Errors: EPERM, always, because SFTP does not tell which names are the same file."""

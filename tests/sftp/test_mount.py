@@ -198,6 +198,26 @@ def test_a_read_only_disk_of_the_server_is_said_so(sshd: SSHServer, clean_enviro
         subprocess.run(["umount", "--lazy", disk], check=True)  # the server's session may end a moment later
 
 
+@promise("S-273")
+@pytest.mark.root_only
+def test_a_rename_to_another_disk_of_the_server_is_exdev(sshd: SSHServer, clean_environment: Path) -> None:
+    """So that mv copies. A taken name is replaced by that, too."""
+    disk = clean_environment / "shown" / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], check=True)
+    try:
+        with mounted(sshd, disk.parent, clean_environment) as mount:
+            (mount.path / "f").write_bytes(b"1")
+            (mount.path / "disk" / "taken").write_bytes(b"0")
+            fails(errno.EXDEV, (mount.path / "f").rename, mount.path / "disk" / "f")
+            fails(errno.EXDEV, (mount.path / "f").rename, mount.path / "disk" / "taken")
+            subprocess.run(["mv", mount.path / "f", mount.path / "disk" / "taken"], check=True, timeout=60)
+            assert (disk / "taken").read_bytes() == b"1"
+            assert not (disk.parent / "f").exists()
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)  # the server's session may end a moment later
+
+
 @promise("S-274")
 def test_removed_and_replaced_files_stay_for_who_has_them_open(mount: DirectoryMount, area: Path, there: Path) -> None:
     """Also when the connection or the mount's server dies meanwhile."""
