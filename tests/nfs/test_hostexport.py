@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from datastore.api.source import SSHCredentials
-from datastore.backends.base import Owner, Policy
+from datastore.backends.base import Measured, Owner, Policy
 from datastore.backends.nfs import hostexport, hostscript, ssh
 from datastore.backends.nfs.hostexport import HostExport
 from datastore.backends.nfs.ssh import SESSIONS
@@ -95,6 +95,32 @@ def test_a_quota_holds_harms_no_neighbour_and_grows_under_open_files(cls: Class,
         assert files == 16 * MIB // hostscript.BLOCK + hostscript.FEWEST_FILES
     finally:
         nfs_client.shell(f"umount -f {here} {there}")
+
+@promise("S-282")
+def test_a_quota_larger_than_the_disk_and_a_disk_that_is_full_are_no_missing_quota(cls: Class) -> None:
+    """XFS then shows less than the quota as the directory's size."""
+    cls.export("small").ensure()
+    path = location(cls.export("large", capacity=1 << 40).ensure()).path
+    cls.host.shell(f"head -c {MIB} /dev/zero >{path}/file")
+    filler = f"{cls.root}/filler"
+    try:
+        cls.host.shell(f"fallocate -l $(($(df --output=avail --block-size=1 /srv | tail -n 1) - {8 * MIB})) {filler}")
+        full = cls.export("large", capacity=1 << 40, made=True).ensure()
+        assert full.measured == Measured(objects=1, size_bytes=MIB)
+        assert cls.export("small", made=True).ensure().measured == Measured(objects=0, size_bytes=0)
+    finally:
+        cls.host.shell(f"rm -f {filler}")
+
+
+@promise("S-282")
+def test_a_directory_that_was_restored_without_its_quota_is_told(cls: Class) -> None:
+    """A backup knows nothing of projects: its files would count for nobody."""
+    path = location(cls.export().ensure()).path
+    cls.host.shell(f"rm -r {path}; mkdir -m 0777 {path}; echo restored >{path}/file")
+    with pytest.raises(InvalidRequest, match=r"does not count for its quota.*xfs_quota") as caught:
+        cls.export(made=True).ensure()
+    cls.host.shell(str(caught.value).partition(": ")[2].partition(": ")[2])
+    assert cls.export(made=True).ensure().measured == Measured(objects=1, size_bytes=4096)
 
 
 @promise("S-290")

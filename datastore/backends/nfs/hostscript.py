@@ -1,8 +1,8 @@
 """Makes, changes and withdraws exports on an NFS host. ssh.py sends this file there, and the host's own Python runs it.
 
-It needs only the standard library of Python 3.8 or later, `exportfs`, `xfs_quota` and `rm`. The request is one JSON
-document on standard input, the answer one on standard output. No shell sees a value of the request; command lines have
-only the capacity, the checked name of the directory and the mount point of the root.
+It needs only the standard library of Python 3.8 or later, `exportfs` and `rm`. The request is one JSON document on
+standard input, the answer one on standard output. No shell sees a value of the request; command lines have only the
+checked name of the directory.
 
 Below the export root each Datastore has one directory NAMESPACE_NAME_UID that only root can enter:
 
@@ -12,12 +12,13 @@ Below the export root each Datastore has one directory NAMESPACE_NAME_UID that o
 and there is one file /etc/exports.d/datastore-UID.exports. A directory is made under another name and then renamed, so
 that it is never incomplete; the next run removes what an interrupted run left. A directory without this Datastore's
 mark is never touched, and no symbolic link below the root is followed.
-Sources: exports(5), exportfs(8), xfs_quota(8), ioctl_xfs_fsgetxattr(2).
+Sources: exports(5), exportfs(8), quotactl(2), ioctl_xfs_fsgetxattr(2).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -55,6 +56,12 @@ _PLAIN = re.compile(rb"[A-Za-z0-9/._-]")
 # linux/fs.h: struct fsxattr is xflags, extsize, nextents, projid, cowextsize, 8 bytes.
 _FSXATTR = struct.Struct("=IIIII8s")
 _GET_XATTR, _SET_XATTR, _INHERIT = 0x801C581F, 0x401C5820, 0x200
+# linux/dqblk_xfs.h: struct fs_disk_quota is version, flags, which limits are given, id, the hard and the soft limit of
+# blocks, those of files, blocks and files in use, and 56 bytes of times, warnings and the realtime device.
+_DISK_QUOTA = struct.Struct("=bBHI6Q56x")
+_QUOTA_BLOCK, _PROJECT = 512, 2
+_GET_QUOTA, _SET_LIMITS, _GET_STATE = 0x5803, 0x5804, 0x5805
+_HARD_LIMITS, _ENFORCED = 1 << 1 | 1 << 3, 1 << 5
 
 
 class Refused(Exception):
@@ -158,17 +165,13 @@ def ensure(request: JSON) -> JSON:
         with _closing(place.open(place.directory, "data")) as data:
             if data is None:
                 raise Refused("NotFound", f"{place.path}/{place.directory}/data is gone; restore it")
-            if request["quota"] and not _limited(os.fstatvfs(data), request["capacity"]):
-                _limit(place, mark["number"], request["capacity"])
-            _export(place, mark, request["clients"])
-            shown = os.fstatvfs(data)
-        answer: JSON = {"path": f"{place.path}/{place.directory}/data"}
-        if request["quota"] and request["capacity"]:
-            if not _limited(shown, request["capacity"]):
-                raise Refused("InvalidRequest", _no_quota(place))
-            # One of the files is the directory itself, which is no file of the user's.
-            answer["files"] = max(0, shown.f_files - shown.f_ffree - 1)
-            answer["bytes"] = (shown.f_blocks - shown.f_bfree) * shown.f_frsize
+            answer: JSON = {"path": f"{place.path}/{place.directory}/data"}
+            if request["quota"]:
+                size, files = _limit(place, mark["number"], request["capacity"])
+                _check_project(data, answer["path"], mark["number"])
+                # One of the files is the directory itself, which is no file of the user's.
+                answer = {**answer, "bytes": size, "files": max(0, files - 1)}
+        _export(place, mark, request["clients"])
         return answer
 
 
@@ -283,40 +286,65 @@ def _number(place: Place) -> int:
 def _set_project(place: Place, directory: int, number: int) -> None:
     """Let all files that are made in the directory from now on count for this project."""
     try:
-        attributes = bytearray(_FSXATTR.size)
-        fcntl.ioctl(directory, _GET_XATTR, attributes)
-        flags, extent, count, _, copied, rest = _FSXATTR.unpack(bytes(attributes))
+        flags, extent, count, _, copied, rest = _attributes(directory)
         fcntl.ioctl(directory, _SET_XATTR, _FSXATTR.pack(flags | _INHERIT, extent, count, number, copied, rest))
     except OSError as error:
         raise Refused("InvalidRequest", f"{_no_quota(place)} ({error.strerror})") from None
 
 
-def _limit(place: Place, number: int, capacity: int | None) -> None:
-    """Limit the bytes of a project; None: no limit. xfs_quota needs the mount point, and exits with 0 when it fails."""
-    mounted = place.path
-    while not os.path.ismount(mounted):
-        mounted = os.path.dirname(mounted)
-    size = _rounded(capacity) if capacity else 0
-    files = size // BLOCK + FEWEST_FILES if capacity else 0
-    done = _run("xfs_quota", "-x", "-c", f"limit -p bhard={size} ihard={files} {int(number)}", mounted)
-    if done.returncode or done.stderr.strip():
-        raise Refused("InvalidRequest", f"{_no_quota(place)}: {_said(done)}")
+def _check_project(directory: int, path: str, number: int) -> None:
+    """Refuse a directory whose new files don't count for this project, as one that a backup has restored."""
+    flags, _, _, project, _, _ = _attributes(directory)
+    if project != number or not flags & _INHERIT:
+        command = f"xfs_quota -x -c 'project -s -p {path} {number}'"
+        raise Refused("InvalidRequest", f"{path} does not count for its quota; let it, and what is in it: {command}")
 
 
-def _limited(shown: os.statvfs_result, capacity: int | None) -> bool:
-    """Return whether a directory shows these limits as its size, as XFS does; without a capacity False."""
-    if not capacity:
-        return False
-    size = _rounded(capacity)
-    return abs(shown.f_blocks * shown.f_frsize - size) <= BLOCK and shown.f_files == size // BLOCK + FEWEST_FILES
+def _attributes(directory: int) -> tuple[Any, ...]:
+    attributes = bytearray(_FSXATTR.size)
+    fcntl.ioctl(directory, _GET_XATTR, attributes)
+    return _FSXATTR.unpack(bytes(attributes))
+
+
+def _limit(place: Place, number: int, capacity: int | None) -> tuple[int, int]:
+    """Limit the bytes and the files of a project (None: no limit); return how many it has of both.
+
+    What statvfs(2) shows is less than the limit where the disk has less room. Errors: Refused without quotas.
+    """
+    blocks = -(-capacity // BLOCK) * (BLOCK // _QUOTA_BLOCK) if capacity else 0
+    files = blocks * _QUOTA_BLOCK // BLOCK + FEWEST_FILES if capacity else 0
+    try:
+        state = _quotactl(place, _GET_STATE, number, bytes(_DISK_QUOTA.size))
+        if not int.from_bytes(state[2:4], sys.byteorder) & _ENFORCED:
+            raise OSError(errno.ENOSYS, "its project quotas are not enforced")
+        try:
+            found = _DISK_QUOTA.unpack(_quotactl(place, _GET_QUOTA, number, bytes(_DISK_QUOTA.size)))
+        except FileNotFoundError:
+            found = (0,) * 10
+        _, _, _, _, blocks_limit, _, files_limit, _, blocks_used, files_used = found
+        if (blocks_limit, files_limit) != (blocks, files):
+            limits = _DISK_QUOTA.pack(1, _PROJECT, _HARD_LIMITS, number, blocks, 0, files, 0, 0, 0)
+            _quotactl(place, _SET_LIMITS, number, limits)
+    except OSError as error:
+        raise Refused("InvalidRequest", f"{_no_quota(place)} ({error.strerror})") from None
+    return blocks_used * _QUOTA_BLOCK, files_used
+
+
+def _quotactl(place: Place, command: int, number: int, argument: bytes) -> bytes:
+    """Do one call of quotactl(2) about project quotas of the root's file system; return its argument afterwards."""
+    device = os.fstat(place.root).st_dev
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    mounted = f"{os.major(device)}:{os.minor(device)}"
+    source = next((each[each.index("-") + 2] for each in mounts if each[2] == mounted), "")
+    buffer = ctypes.create_string_buffer(argument, len(argument))
+    called = ctypes.CDLL(None, use_errno=True).quotactl(command << 8 | _PROJECT, os.fsencode(source), number, buffer)
+    if called:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return buffer.raw
 
 
 def _no_quota(place: Place) -> str:
     return f"root {place.path} is on no XFS mounted with prjquota: mount it so, or set quota: none in the class"
-
-
-def _rounded(capacity: int) -> int:
-    return -(-capacity // BLOCK) * BLOCK
 
 
 def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
