@@ -255,6 +255,37 @@ def test_what_was_made_and_is_missing_is_not_made_anew(cls: Class) -> None:
     assert cls.export(made=True).ensure().owner is Owner.THIS
 
 
+@promise("S-286", "S-287")
+@pytest.mark.parametrize("policy", [Policy.RETAIN, Policy.DELETE])
+def test_a_deletion_waits_for_the_disk_of_the_data(cls: Class, policy: Policy) -> None:
+    """Else it would say that the data is removed, which comes back with its disk, and is then exported again."""
+    cls.export().ensure()
+    cls.host.shell(f"mv {cls.root} {cls.root}.away; mkdir -m 0755 {cls.root}")
+    try:
+        with pytest.raises(NotFound, match="is its disk mounted"):
+            cls.export(made=True).release(policy, lambda: True)
+    finally:
+        cls.host.shell(f"rm -rf {cls.root}; mv {cls.root}.away {cls.root}")
+    assert cls.export(made=True).release(policy, lambda: True).done
+    left = cls.left()
+    assert (left["exports"], left["served"]) == ([], [])
+    assert ("team_digits_uid-digits" in left["names"]) == (policy is Policy.RETAIN)
+
+
+@promise("S-284", "S-287")
+def test_what_lost_its_mark_stays_and_is_not_exported_any_more(cls: Class) -> None:
+    """Nor does a file of exports stay that a provisioning had not finished when it was cut off."""
+    path = location(cls.export().ensure()).path
+    cls.host.shell(f"echo mine >{path}/file; echo rubbish >{path}/../owner.json")
+    cls.host.shell(f"echo '{path} *(rw)' >/etc/exports.d/.datastore-uid-digits.exports.new")
+    done = cls.export(made=True).release(Policy.DELETE, lambda: True)
+    assert done.done
+    assert "has no mark of ours" in done.message
+    assert cls.host.shell(f"cat {path}/file") == "mine\n"
+    left = cls.left()
+    assert (left["exports"], left["served"]) == ([], [])
+
+
 @promise("S-281")
 def test_exports_and_quotas_outlive_a_reboot_of_the_host(cls: Class, nfs_client: Guest) -> None:
     """A program that writes and reads with an open file waits, and goes on."""

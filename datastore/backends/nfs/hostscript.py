@@ -181,16 +181,20 @@ def release(request: JSON) -> JSON:
     with Place(request) as place:
         with _locked(place):
             _sweep(place)
+            where = f"{place.path}/{directory}"
             try:
                 mark = place.owned(directory)
             except Refused as error:
                 if error.kind != "AlreadyExists":
                     raise
-                return {"done": True, "message": str(error)}
-            if mark is not None:
                 _withdraw(place)
+                return {"done": True, "message": str(error)}
+            if mark is None and place.exports.exists():
+                text = f"{where} is gone: is its disk mounted? If you removed it, remove {place.exports} too"
+                raise Refused("NotFound", text)
+            _withdraw(place)
+            if mark is not None:
                 _note(place, {**mark, "exported": False})
-            where = f"{place.path}/{directory}"
             if policy == "Retain" or (policy == "Archive" and mark is None):
                 stays = f"{where}/data stays (reclaimPolicy {policy}), and is not exported any more"
                 return {"done": True, "message": stays if mark else f"{where} is gone already"}
@@ -201,8 +205,6 @@ def release(request: JSON) -> JSON:
             if mark is not None:
                 os.rename(directory, DELETED + directory, src_dir_fd=place.root, dst_dir_fd=place.root)
                 os.fsync(place.root)
-            else:
-                _withdraw(place)
         removed = place.owned(DELETED + directory)
         if removed is None:
             return {"done": True, "message": f"{where} was removed"}
@@ -408,7 +410,8 @@ def _served(place: Place) -> set[str]:
 def _withdraw(place: Place) -> None:
     """Let the server stop the export of the Datastore's directory."""
     there = place.exports.exists()
-    place.exports.unlink() if there else None
+    for path in (place.exports, _unfinished(place.exports)):
+        path.unlink(missing_ok=True)
     if there or _served(place):
         done = _run("exportfs", "-ra")
         if _served(place):
@@ -504,9 +507,13 @@ def _write(directory: int, name: str, document: JSON) -> None:
     os.fsync(directory)
 
 
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 def _replace(path: Path, text: str) -> None:
     """Replace a file as _write() does. exportfs ignores the temporary file, whose name begins with a dot."""
-    fresh = path.with_name(f".{path.name}.new")
+    fresh = _unfinished(path)
     with fresh.open("w") as file:
         file.write(text)
         file.flush()
