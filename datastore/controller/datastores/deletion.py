@@ -4,7 +4,8 @@ Kubernetes keeps the claim while a pod uses it: so the data waits for the pods w
 that name the Datastore are waited for as well: nodes mount no such volume for a new pod once the Datastore is being
 deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's ownership
 marker names this Datastore. A failing removal is tried again until it works or the user removes the finalizer; it is
-given up, with an Event, if the backend was never reached, or after a time in a namespace that is being deleted.
+given up, with an Event, if the backend was never reached, or after a time in a namespace that is being deleted. Without
+its StorageClass an own export can't be found, so it is waited for like a removal that fails.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DeletionState:
 
     pods: names of the pods that use the claim or name the Datastore inline, None before they are listed; progress: what
     an unfinished release has done; released: the backend's message when all was removed or left; failure: the error of
-    the last release; abandoned: release has failed for long enough in a namespace that is being deleted. now: RFC 3339.
+    the last release, or why there is no effective spec; abandoned: release has failed for long enough in a namespace that is being deleted. now: RFC 3339.
     """
 
     datastore: Raw
@@ -110,11 +111,11 @@ def _goes(going: DeletionState, claim: Raw) -> bool:
 def _data(going: DeletionState) -> DeletionPlan:
     if going.released is not None:
         return DeletionPlan(events=(Event(reason="Released", message=going.released),), finish=True)
-    if going.effective is None:
+    if going.effective is None and not _has_own_export(going.datastore):
         text = "the spec can't be acted on, so whatever data there is stays as it is"
         return DeletionPlan(events=(Event(reason="DataLeft", message=text, warning=True),), finish=True)
-    policy = Policy(going.effective.spec.reclaim_policy)
-    if not _releases(going.effective):
+    policy = Policy(going.effective.spec.reclaim_policy) if going.effective is not None else None
+    if going.effective is not None and not _releases(going.effective):
         return DeletionPlan(events=(Event(reason="Released", message="the data stays as it is"),), finish=True)
     if going.failure is None:
         status = _status(going, "Releasing", going.progress)[0] if going.progress else {}
@@ -134,6 +135,12 @@ def _releases(effective: EffectiveSpec | None) -> bool:
     if effective is None or not effective.kind.removable:
         return False
     return Policy(effective.spec.reclaim_policy) is not Policy.RETAIN or desired.has_own_export(effective)
+
+
+def _has_own_export(datastore: Raw) -> bool:
+    """As desired.has_own_export(), when there is no effective spec."""
+    named = (datastore["spec"].get("nfs") or {}).get("server")
+    return (datastore.get("status") or {}).get("backend") == "nfs" and not named
 
 
 def _worked(datastore: Raw) -> bool:

@@ -285,8 +285,8 @@ class Reconciler:
     async def _delete_step(self, key: Key, body: Raw, known: Known) -> float | None:
         if not known.deleting_since:
             known.deleting_since, known.look_at, known.failures = time.monotonic(), 0.0, 0
-        effective, _ = self._effective(body)
-        state = await self._deletion_state(key, body, known, effective)
+        effective, mistake = self._effective(body)
+        state = await self._deletion_state(key, body, known, effective, mistake)
         plan = plan_deletion(state)
         claim = state.claim
         deleted = claim["metadata"]["name"] if claim is not None and "deletionTimestamp" in claim["metadata"] else ""
@@ -318,14 +318,14 @@ class Reconciler:
         return SETTLE_S * 2 if plan.status else NEVER
 
     async def _deletion_state(
-        self, key: Key, body: Raw, known: Known, effective: EffectiveSpec | None
+        self, key: Key, body: Raw, known: Known, effective: EffectiveSpec | None, mistake: Mistake | None
     ) -> DeletionState:
-        failure = known.released if isinstance(known.released, DatastoreError) else None
+        failure = mistake or (known.released if isinstance(known.released, DatastoreError) else None)
         abandoned = False
-        if failure is not None and effective is not None:
+        if failure is not None:
             known.failing_since = known.failing_since or time.monotonic()
             tried_s = time.monotonic() - known.failing_since
-            abandoned = tried_s >= self._settings.abandon_s and await self._namespace_goes(effective.namespace)
+            abandoned = tried_s >= self._settings.abandon_s and await self._namespace_goes(key[0])
         done = isinstance(known.released, Released) and known.released.done
         message = known.released.message if isinstance(known.released, Released) else ""
         return DeletionState(

@@ -547,6 +547,19 @@ def test_an_export_is_taken_away_whatever_becomes_of_the_data(policy: str) -> No
     assert not plan_deletion(replace(state, failure=errors.Unreachable("x"))).finish, "it may still be exported"
 
 
+@promise("S-287", "S-297")
+def test_an_export_waits_for_its_class_to_be_taken_away() -> None:
+    """Without the class nobody knows where the export is, and it would be served for good."""
+    datastore, _ = own_export(volumeName="datastore-0b6d", backend="nfs")
+    gone = Mistake("StorageClassNotFound", "there is no StorageClass nas", permanent=True)
+    state = replace(going(effective=None, failure=gone), datastore={**datastore, "metadata": body()["metadata"]})
+    plan = plan_deletion(state)
+    assert (plan.finish, plan.release) == (False, None)
+    assert plan.status["conditions"][0]["reason"] == "StorageClassNotFound"
+    assert "remove-finalizer" in plan.status["conditions"][0]["message"]
+    assert plan_deletion(replace(state, abandoned=True)).finish, "its namespace goes"
+
+
 def test_a_failing_removal_is_told_and_tried_again_until_the_namespace_goes() -> None:
     failure = errors.AccessDenied("not allowed")
     step = plan_deletion(going(failure=failure))
