@@ -509,6 +509,21 @@ def test_a_foreign_mistake_in_the_hosts_exports_hinders_nobody(cls: Class) -> No
         cls.host.shell("rm /etc/exports.d/broken.exports")
 
 
+@promise("S-283", "S-287")
+def test_who_is_let_in_by_another_file_of_exports_is_named(cls: Class) -> None:
+    """The controller changes no file of somebody else."""
+    path = location(cls.export().ensure()).path
+    cls.host.shell(f"echo '{path} *(ro)' >/etc/exports.d/other.exports; exportfs -ra")
+    try:
+        with pytest.raises(InvalidRequest, match=r"is exported to \* too.*/etc/exports"):
+            cls.export(made=True).ensure()
+        with pytest.raises(InvalidRequest, match=r"is exported to \* too.*/etc/exports"):
+            cls.export(made=True).release(Policy.DELETE, lambda: True)
+    finally:
+        cls.host.shell("rm /etc/exports.d/other.exports; exportfs -ra")
+    assert cls.export(made=True).release(Policy.DELETE, lambda: True).done
+
+
 @promise("S-288")
 def test_a_host_with_another_key_is_not_logged_in_to(cls: Class) -> None:
     other = cls.known_hosts.replace(cls.known_hosts.split()[2][-20:], "A" * 19 + "=")
@@ -524,6 +539,9 @@ def test_a_key_that_the_host_does_not_take(cls: Class) -> None:
     with pytest.raises(CredentialsInvalid) as caught:
         cls.export(credentials=wrong).ensure()
     assert "secret" not in str(caught.value)
+    nobody = SSHCredentials(username="alice", private_key=Secret((cls.host.directory / "id").read_text()))
+    with pytest.raises(CredentialsInvalid, match="has to be root"):
+        cls.export(credentials=nobody).ensure()
 
 
 @promise("S-288")

@@ -377,6 +377,7 @@ def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
     if _served(place) != wanted:
         if before.get(place.exports) is None:
             place.exports.unlink()
+        _check_others(place, wanted, said)
         raise Refused("InvalidRequest", f"exportfs did not export {place.path}/{place.directory}/data: {said}")
     _write(place.root, known, {"clients": clients})
     if not SERVER_THREADS.exists() or SERVER_THREADS.read_text().strip() in ("", "0"):
@@ -407,6 +408,13 @@ def _served(place: Place) -> set[str]:
     return found
 
 
+def _check_others(place: Place, wanted: set[str], said: str) -> None:
+    """Refuse other clients of the Datastore's directory, which no file of ours lets in. said: by exportfs."""
+    if others := ", ".join(sorted(_served(place) - wanted)):
+        text = f"{place.path}/{place.directory}/data is exported to {others} too: take it out of /etc/exports and of"
+        raise Refused("InvalidRequest", f"{text} other files in /etc/exports.d (exportfs: {said})")
+
+
 def _withdraw(place: Place) -> None:
     """Let the server stop the export of the Datastore's directory."""
     there = place.exports.exists()
@@ -414,8 +422,7 @@ def _withdraw(place: Place) -> None:
         path.unlink(missing_ok=True)
     if there or _served(place):
         done = _run("exportfs", "-ra")
-        if _served(place):
-            raise Refused("ServerFault", f"exportfs did not take the export away: {_said(done)}")
+        _check_others(place, set(), _said(done))
 
 
 def _remove(place: Place, name: str) -> bool:
@@ -531,6 +538,8 @@ def main() -> None:
     signal.alarm(int(request["limit_s"]))
     os.umask(0o077)
     try:
+        if os.geteuid() != 0:
+            raise Refused("CredentialsInvalid", "username of the Secret has to be root")
         answer = {"ensure": ensure, "release": release, "probe": probe}[request["operation"]](request)
     except Refused as error:
         answer = {"error": error.kind, "message": str(error)}

@@ -18,6 +18,7 @@ from typing import Any
 
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+from paramiko.ssh_exception import NoValidConnectionsError
 
 from datastore.api.source import SSHCredentials
 from datastore.errors import (
@@ -44,6 +45,8 @@ NO_PYTHON = (126, 127)
 _NO_STATUS = -1
 _UNANSWERED = ("Authentication timeout.", "Authentication failed: transport shut down or saw EOF")
 """paramiko's texts when the host neither accepts nor refuses a login; paramiko has no exception classes for these."""
+_SILENT = ("No existing session", "Error reading SSH protocol banner")
+"""Its texts when the host takes a connection and says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +236,11 @@ def _refusal(address: HostAddress, error: Exception) -> DatastoreError:
         return HostUntrusted(f"NFS host {address} shows another {shown} key than knownHosts of the StorageClass has")
     if "not found in known_hosts" in str(error):
         return HostUntrusted(f"NFS host {address} has no key in knownHosts of the StorageClass")
-    return Unreachable(f"NFS host {address}: {error or type(error).__name__}")
+    if str(error).startswith(_SILENT):
+        return Unreachable(f"NFS host {address}: no answer as an SSH server within {CONNECT_S:.0f} s")
+    if isinstance(error, NoValidConnectionsError):
+        error = next(iter(error.errors.values()))
+    return Unreachable(f"NFS host {address}: {getattr(error, 'strerror', '') or error or type(error).__name__}")
 
 
 def known_hosts(text: str) -> Iterator[tuple[str, paramiko.PKey]]:

@@ -134,6 +134,19 @@ def test_a_host_that_does_not_answer_who_logs_in_refuses_nobody(hosts: Hosts, mo
 
 
 @promise("S-288")
+def test_why_a_host_is_not_reached_is_said(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        credentials = SSHCredentials(username="root", password=Secret("right"))
+        address = HostAddress(host=host, port=port, known_hosts="", credentials=credentials)
+        with pytest.raises(Unreachable, match="no answer as an SSH server within 1 s"):
+            hosts.run(address, "", {}, LIMIT_S)
+    with pytest.raises(Unreachable, match=f"{port}: Connection refused$"):
+        hosts.run(address, "", {}, LIMIT_S)
+
+
+@promise("S-288")
 def test_a_connection_that_ends_under_a_script_is_made_anew(hosts: Hosts) -> None:
     """It is the host that went away, not the script that failed."""
     host = Host(dies=True)
