@@ -96,6 +96,7 @@ def test_a_quota_holds_harms_no_neighbour_and_grows_under_open_files(cls: Class,
     finally:
         nfs_client.shell(f"umount -f {here} {there}")
 
+
 @promise("S-282")
 def test_a_quota_larger_than_the_disk_and_a_disk_that_is_full_are_no_missing_quota(cls: Class) -> None:
     """XFS then shows less than the quota as the directory's size."""

@@ -31,7 +31,8 @@ class DeletionState:
 
     pods: names of the pods that use the claim or name the Datastore inline, None before they are listed; progress: what
     an unfinished release has done; released: the backend's message when all was removed or left; failure: the error of
-    the last release, or why there is no effective spec; abandoned: release has failed for long enough in a namespace that is being deleted. now: RFC 3339.
+    the last release, or why there is no effective spec; abandoned: there is a failure for long enough in a namespace
+    that is being deleted. now: RFC 3339.
     """
 
     datastore: Raw
