@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from datastore.api.names import ARCHIVED, MANAGED_BY, MANAGER, OWNER, UID, volume_name
+from datastore.api.names import ADDRESS, ARCHIVED, MANAGED_BY, MANAGER, OWNER, UID, volume_name
 from datastore.api.resources import CLAIMS, NETWORK_POLICIES, SERVICES, STATEFULSETS
 from datastore.api.source import NFSLocation
 from datastore.api.status import Capabilities
@@ -121,9 +121,10 @@ class GaneshaExport:
             raise InvalidManifest("capacity is missing: of the Datastore, or as a parameter of its StorageClass")
         space = self._parameters.namespace
         here = self._cluster.get(CLAIMS, space, self._name)
-        claim = self._cluster.apply(self._claim(here, self._capacity_bytes), self._identity.uid)
+        address = self._cluster.apply(self._service(here), self._identity.uid)["spec"]["clusterIP"]
+        wanted = self._claim(here, self._capacity_bytes, annotations={ADDRESS: address})
+        claim = self._cluster.apply(wanted, self._identity.uid)
         self._cluster.apply(self._policy(), self._identity.uid)
-        service = self._cluster.apply(self._service(), self._identity.uid)
         served = self._cluster.apply(self._server(), self._identity.uid).get("status") or {}
         if not served.get("readyReplicas"):
             asked = f"pod {self._name}-0"
@@ -131,7 +132,7 @@ class GaneshaExport:
                 asked = f"pvc {self._name}"
             raise ServerStarting(f"the NFS server is not ready yet: kubectl -n {space} describe {asked}")
         source = NFSLocation(
-            server=service["spec"]["clusterIP"],
+            server=address,
             path=ganeshapod.PSEUDO,
             port=ganeshapod.NFS_PORT,
             mount_port=ganeshapod.MOUNT_PORT,
@@ -163,18 +164,18 @@ class GaneshaExport:
         if here is None:
             return Released(done=True, message=f"{claim} was not there any more")
         if policy is Policy.ARCHIVE:
-            self._cluster.apply(self._claim(here, 0, {ARCHIVED: "true"}), uid)
+            self._cluster.apply(self._claim(here, 0, labels={ARCHIVED: "true"}), uid)
         return Released(done=True, message=f"{claim} stays, and nothing serves it")
 
-    def _metadata(self, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _metadata(self, labels: Raw | None = None, annotations: Raw | None = None) -> dict[str, Any]:
         return {
             "name": self._name,
             "namespace": self._parameters.namespace,
             "labels": {MANAGED_BY: MANAGER, UID: self._identity.uid, **(labels or {})},
-            "annotations": {OWNER: f"{self._identity.namespace}/{self._identity.name}"},
+            "annotations": {OWNER: f"{self._identity.namespace}/{self._identity.name}", **(annotations or {})},
         }
 
-    def _claim(self, here: Raw | None, capacity_bytes: int, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _claim(self, here: Raw | None, capacity_bytes: int, **more: Raw) -> dict[str, Any]:
         """Return the claim. here: the claim as it exists, which is not made smaller, since claims can't shrink."""
         asked = here["spec"]["resources"]["requests"]["storage"] if here else "0"
         size = format_quantity(max(capacity_bytes, parse_quantity(asked)))
@@ -183,12 +184,15 @@ class GaneshaExport:
             spec["storageClassName"] = here["spec"].get("storageClassName", "")
         else:
             spec["storageClassName"] = self._parameters.claim_class
-        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": self._metadata(labels), "spec": spec}
+        return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": self._metadata(**more), "spec": spec}
 
-    def _service(self) -> dict[str, Any]:
+    def _service(self, claim: Raw | None) -> dict[str, Any]:
+        """Return the Service, with the address that it had before somebody removed it. claim: as it exists."""
+        address = (claim["metadata"].get("annotations") or {}).get(ADDRESS) if claim else None
         ports = (("nfs", ganeshapod.NFS_PORT), ("mountd", ganeshapod.MOUNT_PORT))
         spec = {
             "type": "ClusterIP",
+            **({"clusterIP": address} if address else {}),
             "selector": {UID: self._identity.uid},
             "ports": [{"name": name, "protocol": "TCP", "port": port, "targetPort": port} for name, port in ports],
         }

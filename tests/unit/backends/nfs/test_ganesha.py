@@ -26,12 +26,16 @@ HOSTILE = Identity(namespace="team", name='x"; } EXPORT { Path = /; $(reboot)', 
 
 
 class Objects:
-    """A cluster, as far as a backend asks for it. ready: servers are as soon as they are applied."""
+    """A cluster, as far as a backend asks for it. ready: servers are as soon as they are applied.
+
+    services: how many were made; each that asks for no address gets another one.
+    """
 
     namespace = "datastore-system"
 
     def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
+        self.services = 0
         self.there: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def get(self, kind: Resource, namespace: str, name: str) -> dict[str, Any] | None:
@@ -40,8 +44,11 @@ class Objects:
     def apply(self, body: Mapping[str, Any], uid: str) -> dict[str, Any]:
         assert body["metadata"]["labels"][UID] == uid
         made = copy.deepcopy(dict(body))
+        here = self.get(BY_KIND[body["kind"]], body["metadata"]["namespace"], body["metadata"]["name"])
+        if body["kind"] == "Service" and here is None:
+            self.services += 1
         if body["kind"] == "Service":
-            made["spec"]["clusterIP"] = "10.96.0.77"
+            made["spec"] = {"clusterIP": f"10.96.0.{76 + self.services}", **made["spec"]}
         if body["kind"] == "StatefulSet" and self.ready:
             made["status"] = {"readyReplicas": 1}
         self.there[(BY_KIND[body["kind"]].plural, body["metadata"]["namespace"], body["metadata"]["name"])] = made
@@ -78,6 +85,16 @@ def test_what_a_datastore_asks_for_becomes_four_objects_of_its_uid() -> None:
         assert "reboot" not in str(body)
     claim = one(objects, CLAIMS)["spec"]
     assert (claim["storageClassName"], claim["resources"]["requests"]["storage"]) == ("ssd", "1Gi")
+
+
+@promise("S-294")
+def test_a_service_that_somebody_removed_gets_its_address_again() -> None:
+    """Volumes name it for good: with another one no pod would reach the server that is Ready."""
+    objects = Objects()
+    before = export(objects).ensure()
+    for kind in (STATEFULSETS, SERVICES, NETWORK_POLICIES):
+        objects.delete(kind, "exports", volume_name(UID_A), UID_A)
+    assert export(objects).ensure() == before
 
 
 @promise("S-299")
