@@ -163,21 +163,24 @@ def listing_of(
 ) -> Listing:
     """Make a listing from pages asked for with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
+    directories: dict[str, None] = {}  # in their order; a server may list one on two pages
     files: list[tuple[str, ListedObject]] = []
     for page in pages:
-        after = listing.spans[-1].upto if listing.spans else ""
         listing.add_span(prefix, page)
-        for common in page.common_prefixes:
-            tail = common[len(prefix) :]
-            if tail != after and tail not in hidden:  # a server may repeat the directory given in start-after
-                listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
+        directories |= dict.fromkeys(common[len(prefix) :] for common in page.common_prefixes)
         for found in page.objects:
             tail = found.key[len(prefix) :]
+            segment, slash, _ = tail.partition("/")
             if tail == "":
                 listing.marker, listing.own = True, found
+            elif slash:  # some servers list markers as objects, too
+                directories[segment + "/"] = None
             elif tail not in hidden:
                 files.append((tail, found))
         listing.complete = page.next_token is None
+    for tail in directories:
+        if tail not in hidden:
+            listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
     _add_files(listing.entries, files)
     return listing
 

@@ -139,6 +139,16 @@ def test_a_page_that_begins_with_where_the_one_before_it_ended() -> None:
     assert [(span.after, span.upto) for span in listing.spans] == [("", "b/"), ("b/", "")]
 
 
+@promise("S-03")
+def test_servers_that_list_markers_as_objects_and_directories_twice() -> None:
+    """gofakes3 and s3proxy do: of each directory there is one entry, and a name with a slash would fail the readdir."""
+    expected = {b"a": (FOLDER, "a/"), b"b": (FOLDER, "b/"), b"c": (FILE, "c")}
+    assert listed(["a/", "b/", "c"], ["a/"]) == expected
+    pages = [ListPage([], ["d/a/", "d/b/"], "more"), ListPage([ListedObject("d/c", 1, ETag("e"), 5)], ["d/a/"], None)]
+    shown = listing_of("d/", pages, 1.0).entries
+    assert {name: (one.kind, one.tail) for name, one in shown.items()} == expected
+
+
 tails = st.lists(
     st.sampled_from(["a", "a/b", "a/", "a.rclonelink", "a.rclonelink/x", "a\uf000", ".", "./b", "/b", "\uf02e", "b"])
 )
