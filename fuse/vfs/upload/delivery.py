@@ -17,7 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from datastore.errors import AlreadyExists, DatastoreError, NotFound, PreconditionFailed, StoreError, Unsupported
+from datastore.errors import (
+    AlreadyExists,
+    DatastoreError,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    StoreError,
+    Unsupported,
+)
 from datastore.logs import fields
 
 from ...data import multipart
@@ -88,6 +96,8 @@ class Stream:
     key: str
     options: WriteOptions
     copies: bool = False
+    copy_refused: bool = False
+    """Whether the store refused to copy a part."""
     _sent: dict[PartNumber, _Sent] = field(default_factory=dict)
     _next: int = 1
     _created: Task[tuple[UploadNote, UploadId]] | None = None
@@ -146,7 +156,11 @@ class Stream:
                 raise FSError(errno.ECANCELED)
             if copied and base is not None:
                 copy = self._core.store.upload_part_copy
-                return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
+                try:
+                    return await copy(self.key, upload_id, number, base.key, byte_range, base.etag)
+                except (InvalidRequest, Unsupported):
+                    self.copy_refused = True
+                    raise
             assert isinstance(what, StagedFile)
             body = what.part_for_stream(*byte_range)
             return await self._core.loop.lane(lambda: now(self._put_body(upload_id, number, body)))
@@ -384,7 +398,13 @@ class Delivery:
             copies = any(part.copied for part in planned)
             stream, parts = Stream(self._core, self._places, staged, key, options, copies=copies), planned
         staged.stream = None
-        done = await stream.finish(parts, options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
+        try:
+            done = await stream.finish(parts, options, lambda wanted: self.fill(staged, staged.missing(*wanted)))
+        except StoreError as error:
+            if not stream.copy_refused:
+                raise
+            log.warning("the store copies no part, so the whole file is sent", extra=fields(key=key, error=str(error)))
+            return await self._write_parts(staged, key, options, plan_upload(staged.size, 0, staged.dirty_ranges))
         return Delivered(done, stream.options.metadata)
 
     # -- whose object is it

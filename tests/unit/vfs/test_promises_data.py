@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from datastore.errors import PreconditionFailed
+from datastore.errors import InvalidRequest, PreconditionFailed, StoreError, Unsupported
 from datastore.fuse.data.multipart import OBJECT_MAX
 from datastore.fuse.ops import ROOT_INO, OpenRequest
 from tests.driving import resolve
@@ -123,6 +123,25 @@ def test_a_change_in_the_middle_uploads_its_part(world: World, one: Client) -> N
     assert world.body("f") == content
     assert one.sent_bytes() <= 8 * MIB
     assert one.calls("upload_part_copy") >= 1
+
+
+@promise("S-21", "S-162")
+@pytest.mark.parametrize("error", [Unsupported("no such operation"), InvalidRequest("refused")])
+def test_a_store_that_copies_no_parts_gets_the_whole_file(world: World, one: Client, error: StoreError) -> None:
+    """Its conditions stay: what another client wrote meanwhile is not replaced."""
+    content = bytearray(pattern(24 * MIB))
+    world.put("f", bytes(content))
+    one.faulty.plan = lambda _, method: Fault(error) if method == "upload_part_copy" else None
+    with one.local.opened("f", os.O_RDWR) as file:
+        file.write(b"XXX", 12 * MIB)
+    content[12 * MIB : 12 * MIB + 3] = b"XXX"
+    assert world.body("f") == one.local.read("f") == content
+    one.nothing_left()
+    file = one.local.open("f", os.O_RDWR)
+    file.write(b"ours", 0)
+    world.put("f", b"theirs")
+    failing(errno.ESTALE, file.close)
+    assert world.body("f") == b"theirs"
 
 
 @promise("S-21")
