@@ -177,11 +177,15 @@ class Transport:
             may_be_stale = connection is not None and request.repeatable
             size, long_s = len(request.body) + request.expected_bytes, self.limits.long_s if request.is_long else 0.0
             deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
+
+            def pace() -> float:
+                return self._left_s(deadline, long_s)
+
             while True:
                 if connection is None:
                     connection = await self.connect(deadline)
                 all_sent = await _send(connection, request, head, partial(self._left_s, deadline, 0.0))
-                incoming = Incoming(connection, partial(self._left_s, deadline, long_s), _room(request))
+                incoming = Incoming(connection, pace, _room(request))
                 try:
                     await incoming.head()
                     break
@@ -190,6 +194,8 @@ class Transport:
                         raise
                 connection.close()
                 connection, may_be_stale = None, False
+            if request.method == "GET" and not request.expected_bytes:  # a whole object: the head says how much comes
+                deadline += _object_bytes(incoming, request) / self.limits.body_floor
             if request.method == "HEAD" or incoming.status in _BODYLESS:
                 answer, whole = Answer(incoming.status, incoming.fields, b""), True
             else:
@@ -256,6 +262,12 @@ def _room(request: Request) -> int:
         return SMALL_BYTES
     body = request.expected_bytes or (_OBJECT_BYTES if request.method == "GET" else 0)
     return _HEAD_BYTES + min(body, _PIECE_BYTES)
+
+
+def _object_bytes(incoming: Incoming, request: Request) -> int:
+    """Return how many bytes of an object are announced; 0 for what is small, refused, or more than is accepted."""
+    length = incoming.length or 0
+    return length if incoming.status < 300 and SMALL_BYTES < length <= request.most_bytes else 0
 
 
 async def _send(connection: Connection, request: Request, head: bytes, pace: Pace) -> bool:
