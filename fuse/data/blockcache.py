@@ -141,8 +141,7 @@ class BlockCache:
         """Take over a complete local file with the bytes of `version`; all of it is read once, for the checksums.
         Its inode then belongs to the cache, and nobody may write to it again. False: the version is not kept (a small
         one never is), and the file is still at `path`."""
-        too_large = version.size > self._space.limit_bytes
-        if version.size < SMALL_BYTES or too_large or self._monotonic() < self._off_until_s:
+        if version.size < SMALL_BYTES or self._monotonic() < self._off_until_s or version.size > self.usage()[1]:
             return False
         place = self._place(version)
         try:

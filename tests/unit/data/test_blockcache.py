@@ -201,6 +201,11 @@ def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(
     assert not cache.adopt(version(LIMIT + 1), staged)
     assert staged.stat().st_size == LIMIT + 1
     assert not cache.adopt(version(5), tmp_path / "absent")
+    os.truncate(staged, LIMIT // 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: Disk((1 << 30) + LIMIT // 4))
+        assert not cache.adopt(version(LIMIT // 2), staged), "the disk has no room for it"
+    assert staged.stat().st_size == LIMIT // 2
     assert cache.read(file, 0, len(body)) == body
 
 
