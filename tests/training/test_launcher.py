@@ -246,6 +246,15 @@ def test_a_chief_that_fails_frees_everything_and_leaves_the_evidence(laptop: Lap
     assert found["status"]["freedSeconds"] > 0
 
 
+@promise("S-331")
+def test_a_program_that_opens_its_output_anew_loses_no_line(laptop: Laptop) -> None:
+    """Shell scripts write their errors so. What a process in the background still writes belongs to the log, too."""
+    line = "echo one; echo two > /dev/stderr; echo three > /dev/stdout; (printf four; sleep 0.2; echo 4) & wait"
+    laptop.submit(laptop.manifest("reopens", shell(line)))
+    laptop.until("reopens", "Succeeded")
+    assert laptop.logs("reopens") == "one\ntwo\nthree\nfour4\n"
+
+
 COUNTING = """
 import os, pathlib, time
 place = pathlib.Path("/results/here", os.environ["DATASTORE_ROLE"] + os.environ["DATASTORE_INDEX"])

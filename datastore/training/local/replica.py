@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from datastore.metering import Meter, Sample
 from datastore.training.evidence import ReplicaEvidence
@@ -27,6 +28,9 @@ MAX_LOG_BYTES = 32 << 20
 """The most bytes of a replica's log on disk; the disk space of older parts is freed."""
 _PUNCH_HOLE_KEEP_SIZE = 3
 _BLOCK = 4096
+_CHUNK = 1 << 16
+_LAST_OUTPUT_S = 5.0
+"""The longest wait for the last output of an ended process, in case one that it left behind can't be ended."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Replica:
     meter: Meter = field(default_factory=Meter)
     _process: subprocess.Popen[bytes] | None = None
     _run: Run | None = None
+    _logging: threading.Thread | None = None
     _cpu_before: float = 0.0
     """The processor seconds of earlier starts."""
 
@@ -65,19 +70,27 @@ class Replica:
         """Start the process of the task. Errors: OSError, DatastoreError; then no process was started."""
         self.group.make(run.limits)
         command = self.group.enter(self.isolation.command_line(run))
-        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.fdopen(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0)
+        # A pipe, as in a container: a program that opens /dev/stderr to write a line would truncate a file.
+        output, written = os.pipe()
         try:
             self._process = subprocess.Popen(
                 command,
                 env=self.isolation.environment(run),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=written,
+                stderr=written,
                 start_new_session=True,
             )
+        except BaseException:
+            log.close()
+            os.close(output)
+            raise
         finally:
-            os.close(log)
+            os.close(written)
+        self._logging = threading.Thread(target=_append, args=(output, log), name=f"log-{self.task.name}", daemon=True)
+        self._logging.start()
         self._run = run
         self.state, self.start_at = State.RUNNING, None
         self.exit_code, self.reason, self.ended_at = None, "", None
@@ -92,6 +105,8 @@ class Replica:
             return False
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code
+        if self._logging:
+            self._logging.join(_LAST_OUTPUT_S)
         self.exit_code = 128 - code if code < 0 else code
         self.ended_at = datetime.now(UTC)
         if self.group.out_of_memory():
@@ -191,3 +206,13 @@ class Replica:
             "index": self.task.index,
             **{key: round(value, 3) for key, value in self.meter.now.items()},
         }
+
+
+def _append(output: int, log: BinaryIO) -> None:
+    """Append what comes out of a pipe to a log, until nobody writes there any more. What finds the disk full is lost,
+    and the program goes on."""
+    with log:
+        while chunk := os.read(output, _CHUNK):
+            with suppress(OSError):
+                log.write(chunk)
+    os.close(output)
