@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from datastore.training.driver import Driver, LogLine, Observed
 from datastore.training.policy import State
 
 _POLL_S, _AWAY_POLL_S = 0.2, 1.0
-_QUEUE = 10_000
+_QUEUE = 256
 """The most log lines that wait to be printed; while the queue is full, the thread that reads them waits."""
 
 
@@ -58,12 +59,13 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
             show(progress(observed, datetime.now(UTC)))
             reading = reading and _print(lines)
             if observed.finished or observed.status.phase == "Suspended":
-                while reading:
+                while reading and watch.take() is None:
                     reading = _print(lines, wait=True)
                 return observed
             if watch.take() is not None:
                 raise Detached
-            watch.wait([], _POLL_S)
+            if lines.empty():
+                watch.wait([], _POLL_S)
 
 
 def _observed(driver: Driver, name: str, namespace: str, outage: Outage) -> Observed | None:
@@ -94,17 +96,19 @@ def _read(driver: Driver, name: str, namespace: str, lines: queue.Queue[LogLine 
 
 
 def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
-    """Print the lines that are there; return False after the last line of the log. wait: wait _POLL_S for each."""
-    while True:
-        try:
-            line = lines.get(timeout=_POLL_S if wait else 0)
-        except queue.Empty:
-            sys.stdout.flush()
-            return True
-        if line is None:
-            sys.stdout.flush()
-            return False
-        print_line(line)
+    """Print the lines that are there, for _POLL_S at most; return False after the last line of the log. wait: wait
+    _POLL_S for a line."""
+    until = time.monotonic() + _POLL_S
+    try:
+        while (line := lines.get(timeout=_POLL_S if wait else 0)) is not None:
+            print_line(line)
+            if time.monotonic() > until:
+                return True
+        return False
+    except queue.Empty:
+        return True
+    finally:
+        sys.stdout.flush()
 
 
 @contextmanager

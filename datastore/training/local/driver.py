@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from datastore.api.explain import similar
 from datastore.api.manifest import Manifest
@@ -34,12 +34,13 @@ from datastore.training.local.records import (
     check_datastores,
     directory_of,
 )
+from datastore.training.local.replica import MAX_LOG_BYTES
 from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.policy import State
 from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
 from datastore.training.variables import check_roles
-from datastore.units import format_count
+from datastore.units import format_count, format_size
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ BEGIN_TIMEOUT_S = 60.0
 _NAMED = 10
 """The most names in a message."""
 _READ_BYTES = 1 << 16
-_SHOWN_LOG_BYTES = 32 << 20
+_MAX_LINE_BYTES = 1 << 20
+"""A longer line is shown in several, since a program may never end it."""
 _LINE_END = re.compile(rb"(\r*\n|\r+)")
 
 
@@ -370,21 +372,35 @@ class _Lines:
     def new(self, *, last: bool) -> Iterator[str]:
         """Yield the lines since the last call. last: also a last line without an end."""
         try:
-            with self._path.open("rb") as log:
-                size = os.fstat(log.fileno()).st_size
+            with self._path.open("rb", buffering=0) as log:
                 if self._at < 0:
-                    self._at = log.seek(max(0, size - _SHOWN_LOG_BYTES))
-                    if self._at:  # in the middle of a line
-                        self._at += log.read(_READ_BYTES).find(b"\n") + 1
+                    self._at = 0
+                    self._skip(log, max(0, os.fstat(log.fileno()).st_size - MAX_LOG_BYTES))
                 log.seek(self._at)
                 while chunk := log.read(_READ_BYTES):
-                    self._at += len(chunk)
-                    yield from self._lines(chunk)
+                    # Looked at after the read: the launcher frees the space of old parts, which then read as zeros.
+                    kept = _kept_from(log, self._at)
+                    if kept > self._at:
+                        yield from self._lines(b"\n") if self._rest else ()
+                        before = self._at
+                        self._skip(log, kept)
+                        gone = format_size(self._at - before)
+                        yield f"[datastore] {gone} of the log are left out here: they are no longer kept"
+                    else:
+                        self._at += len(chunk)
+                        yield from self._lines(chunk)
+                    log.seek(self._at)
         except FileNotFoundError:
             return
         if last and self._rest:
             yield self._rest.decode(errors="replace")
             self._rest.clear()
+
+    def _skip(self, log: BinaryIO, offset: int) -> None:
+        """Go on with the first line that begins behind an offset."""
+        if offset > self._at:
+            log.seek(offset)
+            self._at = offset + log.read(_READ_BYTES).find(b"\n") + 1
 
     def _lines(self, chunk: bytes) -> Iterator[str]:
         if self._after_return:
@@ -399,3 +415,14 @@ class _Lines:
                 self._after_return = not rest and not end.endswith(b"\n")
             self._rest.clear()
         self._rest += rest
+        if len(self._rest) > _MAX_LINE_BYTES:
+            yield self._rest.decode(errors="replace")
+            self._rest.clear()
+
+
+def _kept_from(log: BinaryIO, offset: int) -> int:
+    """Return the first offset, from this one on, of which the disk still has the bytes."""
+    try:
+        return os.lseek(log.fileno(), offset, os.SEEK_DATA)
+    except OSError:  # a file system without holes, or zeros up to the end
+        return offset

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +131,32 @@ def test_a_job_is_shown_over_an_outage_and_that_is_said(
         observed = following.follow(cluster, "digits", "team", watch)
     assert observed.status.phase == "Succeeded"
     assert capsys.readouterr().err.count("the job goes on") == 1
+
+
+@promise("S-332")
+def test_ctrl_c_ends_the_looking_at_a_program_that_never_stops_writing(
+    cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines(*_: object, **__: object) -> Iterator[LogLine]:
+        for number in itertools.count():
+            if number == 1000:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield LogLine(role="master", index=0, text="again")
+            if ended.is_set():
+                return
+
+    ended = threading.Event()
+    monkeypatch.setattr(cluster, "logs", lines)
+    monkeypatch.setattr(following, "print_line", lambda line: time.sleep(0.001))  # a slow terminal
+    timer = threading.Timer(20.0, ended.set)
+    timer.start()
+    try:
+        with watching() as watch, pytest.raises(following.Detached):
+            following.follow(cluster, "digits", "team", watch)
+        assert not ended.is_set(), "it was not seen while lines came"
+    finally:
+        ended.set()
+        timer.cancel()
 
 
 def test_a_job_whose_log_can_not_be_read_is_shown_to_its_end(

@@ -19,10 +19,13 @@ from datastore import frames, ourprocess
 from datastore.api.manifest import parse
 from datastore.errors import DatastoreError
 from datastore.mounting import waiting
-from datastore.training.local import processes
+from datastore.training.local import cgroups, processes, replica
 from datastore.training.local.driver import LocalDriver
+from datastore.training.local.isolation import Container
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, all_directories, directory_of
+from datastore.training.local.replica import Replica
 from datastore.training.local.starting import start_launcher
+from datastore.training.topology import Task
 from tests.patience import eventually
 from tests.promises import promise
 from tests.unit.training.jobs import job
@@ -305,6 +308,37 @@ def test_a_progress_bar_is_followed(directory: JobDirectory) -> None:
         log.write(b"\n\n100%\r")
         os.close(launcher)
         assert [each.text for each in lines] == ["", "100%"]
+
+
+@promise("S-331")
+def test_who_follows_too_slowly_is_told_what_is_left_out(
+    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of the zeros as which freed parts of a file read. Each line that is shown is whole."""
+    monkeypatch.setattr(replica, "MAX_LOG_BYTES", 1 << 20)
+    log = directory.log("master-0")
+    log.write_bytes(b"the first line\n")
+    launcher = directory.lock()
+    assert launcher is not None
+    lines = LocalDriver().logs("digits", "default", follow=True)
+    assert next(lines).text == "the first line"
+    with log.open("ab") as more:
+        more.write(b"a line\n" * (1 << 20) + b"the last line\n")
+    isolation, group = Container(engine="", shown={}, working_dir=None), cgroups.Parents().group("")
+    Replica(task=Task(role="master", index=0), log_path=log, isolation=isolation, group=group).trim_log(None)
+    os.close(launcher)
+    left_out, *rest = [each.text for each in lines]
+    assert left_out == "[datastore] 6 MiB of the log are left out here: they are no longer kept"
+    assert set(rest) == {"a line", "the last line"}
+    assert len(rest) > (1 << 20) / 8
+
+
+def test_a_line_that_never_ends_is_shown_in_parts(directory: JobDirectory) -> None:
+    """Else the command's memory would grow with it."""
+    directory.log("master-0").write_bytes(b"x" * (3 << 20))
+    parts = [each.text for each in LocalDriver().logs("digits", "default")]
+    assert len(parts) > 2
+    assert "".join(parts) == "x" * (3 << 20)
 
 
 def test_of_a_long_log_the_oldest_line_is_whole(directory: JobDirectory) -> None:
