@@ -56,7 +56,7 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
                 if each.type == "Saved" and not observed.finished and each.message != told:
                     told = each.message
                     note(f"its result is not saved yet: {told}")
-            show(progress(observed, datetime.now(UTC)))
+            show(observed)
             reading = reading and _print(lines)
             if observed.finished or observed.status.phase == "Suspended":
                 while reading and watch.take() is None:
@@ -112,11 +112,25 @@ def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress as a terminal's last line; elsewhere it shows nothing, to add no lines."""
+def _shown() -> Iterator[Callable[[Observed], None]]:
+    """Yield a function that shows progress as a terminal's last line; elsewhere it notes what the job says anew."""
     if not (sys.stderr.isatty() and sys.stdout.isatty()):
-        yield lambda text: None
+        told = ""
+
+        def tell(observed: Observed) -> None:
+            nonlocal told
+            status = observed.status
+            if not observed.finished and status.message and status.message != told:
+                told = status.message
+                note(f"{observed.job.name}: {status.phase}: {told}")
+
+        yield tell
         return
     console = Console(stderr=True)
     with Live(Text(""), console=console, auto_refresh=False, redirect_stdout=True, redirect_stderr=True) as live:
-        yield lambda text: live.update(Text(one_line(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        def draw(observed: Observed) -> None:
+            line = one_line(progress(observed, datetime.now(UTC)))
+            live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield draw

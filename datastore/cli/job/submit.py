@@ -41,6 +41,11 @@ def submit_command(
     """
     manifest = load(file, KIND)
     job = manifest.pick_job(name)
+    if follow_it and job.spec.schedule is not None:
+        raise typer.BadParameter(
+            f"TrainingJob {job.name} has a schedule, and each of its runs is a job of its own: submit it without "
+            f"--follow; `datastore job get {job.name}` then names its last run, which `datastore job logs -f` shows"
+        )
     driver = for_new(local, container)
     observed = driver.create(job, manifest)
     namespace = observed.job.namespace

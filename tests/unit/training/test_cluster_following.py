@@ -159,6 +159,31 @@ def test_ctrl_c_ends_the_looking_at_a_program_that_never_stops_writing(
         timer.cancel()
 
 
+def test_what_a_job_waits_for_is_told_without_a_terminal_too(
+    cluster: driver.KubernetesDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    api: PlayedApi,
+) -> None:
+    """On a terminal it stands in the last line. It is told once, until it changes."""
+    waits = ["waits for Datastore data: Pending", "waits for Datastore data: Pending", "master-0 waits: no node"]
+    observe = cluster.observe
+
+    def looks(name: str, namespace: str) -> Observed:
+        if waits:
+            api.objects[JOB]["status"] = {"phase": "Pending", "message": waits.pop(0)}
+        else:
+            ends(api)
+        return observe(name, namespace)
+
+    monkeypatch.setattr(cluster, "observe", looks)
+    monkeypatch.setattr(cluster, "logs", lambda *_, **__: iter(()))
+    with watching() as watch:
+        assert following.follow(cluster, "digits", "team", watch).finished
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("digits: ")]
+    assert told == ["digits: Pending: waits for Datastore data: Pending", "digits: Pending: master-0 waits: no node"]
+
+
 def test_a_job_whose_log_can_not_be_read_is_shown_to_its_end(
     cluster: driver.KubernetesDriver, capsys: pytest.CaptureFixture[str], api: PlayedApi
 ) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import yaml
 
 from datastore import ourprocess
 from datastore.api.manifest import parse
+from datastore.cli.exitcodes import ExitCode
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import watching
 from datastore.training.local import scheduling
@@ -76,3 +81,15 @@ def test_a_schedule_goes_on_while_its_disk_is_full(scheduled: JobDirectory, monk
     monkeypatch.setattr(JobDirectory, "write_state", full)
     come_noon(scheduled, monkeypatch)
     assert [each.name for each in all_directories()] == ["digits"]
+
+
+def test_a_schedule_can_not_be_followed(tmp_path: Path) -> None:
+    """It has no end and no log of its own. Nothing is made then."""
+    file = tmp_path / "digits.yaml"
+    body = job("schedule: '* * * * *'", framework="none").model_dump(by_alias=True, mode="json", exclude_unset=True)
+    file.write_text(yaml.safe_dump(body))
+    command = [sys.executable, "-m", "datastore.cli", "job", "submit", "-f", file, "--local", "--follow"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == ExitCode.USAGE
+    assert "TrainingJob digits has a schedule" in done.stderr
+    assert not list(all_directories())
