@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -61,7 +62,8 @@ def export_on_cluster(asked: Reference, target: str, namespace: str, wait: bool,
 
 
 def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | None, remove: bool, wait: bool) -> None:
-    """Change spec.aliases of a Model; with `wait` stay until its status says that the store has the change.
+    """Change spec.aliases of a Model; with `wait` stay until its status says that the store has the change, and take it
+    back if it can't be made.
 
     Errors: NotFound; Conflict when another client changes the Model at the same time; ModelError; Interrupted.
     """
@@ -71,7 +73,7 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
         raise NotFound(f"there is no Model {asked.model} in namespace {client.namespace}: kubectl get mdl")
     status = found.get("status") or {}
     aliases = {each["name"]: each["version"] for each in status.get("aliases") or ()}
-    listed = [each for each in found["spec"].get("aliases") or () if each["name"] != alias]
+    others, before = _parted(found, alias)
     if expect is not None and expect != aliases.get(alias, 0):
         stands = f"is at {aliases[alias]}" if alias in aliases else "does not exist"
         raise ModelError(f"the alias {alias} of {asked.model} {stands}, not at {expect}; it was left there")
@@ -79,14 +81,19 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
     if not number:
         known = ", ".join(aliases) or "none"
         raise NotFound(f"the cluster knows no version {asked}; Model {asked.model} has the aliases {known}")
-    listed += [] if remove else [{"name": alias, "version": int(number)}]
-    _list(client, found, alias, listed)
+    _list(client, found, alias, others if remove else [*others, {"name": alias, "version": int(number)}])
     if remove:
         note(f"Model {asked.model} says nothing of {alias} any more; in the store it stays where it is")
         return
     if wait:
-        _moved(client, asked.model, alias, int(number))
+        _moved(client, asked.model, alias, int(number), before)
     note(f"{asked.model}:{alias} {'means' if wait else 'is moved to'} version {number}")
+
+
+def _parted(model: Mapping[str, Any], alias: str) -> tuple[list[Any], list[Any]]:
+    """Return what a Model lists of the other aliases, and what of this one."""
+    listed = model["spec"].get("aliases") or ()
+    return [each for each in listed if each["name"] != alias], [each for each in listed if each["name"] == alias]
 
 
 def _list(client: KubeClient, found: Mapping[str, Any], alias: str, aliases: Sequence[Mapping[str, Any]]) -> None:
@@ -158,8 +165,9 @@ def _made(
         raise
 
 
-def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
-    """Wait until the Model's status has the alias at this version. Errors: ModelError when that fails; NotFound."""
+def _moved(client: KubeClient, model: str, alias: str, number: int, before: Sequence[Mapping[str, Any]]) -> None:
+    """Wait until the Model's status has the alias at this version. before: what the Model listed of the alias, to be
+    put back when it can't be moved. Errors: ModelError when that fails; NotFound."""
     until = time.monotonic() + MOVE_S
     why = ""
     with watching() as watch:
@@ -176,6 +184,8 @@ def _moved(client: KubeClient, model: str, alias: str, number: int) -> None:
             current = told.get("observedGeneration") == found["metadata"]["generation"]
             why = str(told.get("message", ""))
             if current and told.get("status") == "False" and told["reason"] in ("ModelNotFound", "ModelError"):
+                with suppress(Conflict):  # another client has changed it meanwhile
+                    _list(client, found, alias, [*_parted(found, alias)[0], *before])
                 break
             time.sleep(POLL_S)
     raise ModelError(f"the alias {alias} of {model} was not moved to {number}: {why or 'its Job has not ended'}")

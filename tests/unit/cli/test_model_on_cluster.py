@@ -12,6 +12,7 @@ from datastore.api.resources import VERSIONS, Resource
 from datastore.cli.model import oncluster
 from datastore.errors import Unreachable
 from datastore.kubeclient import Conflict
+from datastore.models.errors import ModelError
 from datastore.models.names import Reference
 from datastore.models.progress import Progress
 from tests.promises import promise
@@ -73,6 +74,19 @@ def test_who_changes_the_model_meanwhile_is_not_undone(what: str, monkeypatch: p
 
     with pytest.raises(Conflict):
         tag(Api(changes), monkeypatch)
+
+
+@promise("S-403")
+def test_an_alias_that_can_not_be_moved_does_not_stay_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its Job would fail for ever, and later changes of other aliases with it."""
+    told = {"type": "StoreUpdated", "status": "False", "reason": "ModelNotFound", "message": "digits has no version 2"}
+    listed = [{"name": "canary", "version": 1}, {"name": "prod", "version": 1}]
+    api = Api(lambda model: model["status"].update(conditions=[{**told, "observedGeneration": 1}]))
+    api.model["spec"]["aliases"] = listed
+    monkeypatch.setattr(oncluster, "of_context", lambda *_: api)
+    with pytest.raises(ModelError, match="the alias prod of digits was not moved to 2: digits has no version 2"):
+        oncluster.tag_on_cluster(Reference("digits", version=2), "prod", "team", None, remove=False, wait=True)
+    assert api.model["spec"]["aliases"] == listed
 
 
 @promise("S-365")
