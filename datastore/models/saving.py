@@ -23,7 +23,7 @@ from datastore.models.manifest import Entry, Lineage, VersionManifest, check_ent
 from datastore.models.names import check_model
 from datastore.models.progress import Progress, Stopped
 from datastore.models.registry import BEAT_S, STALE_S, Models, Saving
-from datastore.models.storage import Node, ReadableTree, Tree
+from datastore.models.storage import Node, ReadableTree, Tree, leads_out
 from datastore.models.transfer import Moved, Transfer
 
 _RECENT = 20
@@ -322,6 +322,12 @@ def _scan(source: ReadableTree) -> list[Node]:
         check_entries([_entry_of(node) for node in nodes])
     except ValueError as error:
         raise SourceInvalid(f"{source.location}: {error}") from None
+    links = {node.path: node.target for node in nodes if node.kind == "symlink"}
+    if path := leads_out(links):
+        raise SourceInvalid(
+            f"{source.location}: {path} is a symbolic link to {links[path]}, which leads out of what is saved; a "
+            "version must hold all that it needs, so put the file there or remove the link"
+        )
     return nodes
 
 

@@ -9,7 +9,7 @@ Errors: StoreError; NotFound, AlreadyExists and PreconditionFailed mean the same
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, NewType, Protocol, Self
 
@@ -24,6 +24,8 @@ Body = bytes | bytearray | memoryview
 CHUNK_BYTES = 8 << 20
 """How many bytes of a file are read and sent at once. S3 takes parts of 5 MiB and more."""
 MAX_PARTS = 10_000
+_MAX_LINKS = 40
+"""The most links that are followed for one path, as in the kernel (path_resolution(7)), which then refuses the path."""
 
 
 def chunk_bytes(size: int) -> int:
@@ -212,6 +214,29 @@ def leads_inside(path: str, target: str) -> bool:
         if depth < 0:
             return False
     return True
+
+
+def leads_out(links: Mapping[str, str]) -> str:
+    """Return the path of a link that leads out of its tree, by itself or through others; '' if none does. links: the
+    targets of all links of a tree, by path."""
+    for path in links:
+        at: list[str] = []
+        ahead, followed = path.split("/")[::-1], 0
+        while ahead and followed <= _MAX_LINKS:
+            name = ahead.pop()
+            target = links.get("/".join([*at, name]))
+            if target is not None:
+                if target.startswith("/"):
+                    return path
+                ahead += target.split("/")[::-1]
+                followed += 1
+            elif name == "..":
+                if not at:
+                    return path
+                at.pop()
+            elif name not in ("", "."):
+                at.append(name)
+    return ""
 
 
 def has_mode(entry: Entry, found: int) -> bool:

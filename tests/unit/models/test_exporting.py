@@ -293,11 +293,12 @@ class TestHostileArchives:
             ([info("h", tarfile.LNKTYPE, "/etc/shadow")], "h is a hard link to /etc/shadow, which is not there"),
             ([info("h", tarfile.LNKTYPE, "nothing")], "hard link to nothing, which is not there"),
             ([info("h", tarfile.LNKTYPE, "../../etc/passwd")], "h is a hard link to ../../etc/passwd, which is not"),
+            ([info("d/l", tarfile.SYMTYPE, "../../w")], "d/l is a symbolic link to ../../w, which leads out"),
+            ([info("l", tarfile.SYMTYPE, "/etc/passwd")], "l is a symbolic link to /etc/passwd, which leads out"),
             (
-                [info("d/l", tarfile.SYMTYPE, "../../w")],
-                "d/l is a symbolic link to ../../w, which is not in the archive",
+                [info("d/up", tarfile.SYMTYPE, ".."), info("l", tarfile.SYMTYPE, "d/up/../etc/passwd")],
+                "l is a symbolic link to d/up/../etc/passwd, which leads out",
             ),
-            ([info("l", tarfile.SYMTYPE, "/etc/passwd")], "l is a symbolic link to /etc/passwd, which is not in the"),
             ([info("x" * 300)], "too long"),
         ],
     )
