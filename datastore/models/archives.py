@@ -214,7 +214,8 @@ def _plain(path: Path) -> Archive:
             raise
         return Archive(unpacked, state)
     except (OSError, EOFError) as error:
-        raise SourceInvalid(f"{path}: can't be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SourceInvalid(f"{path}: can't be read: {why}") from None
 
 
 def check_blobs(root: Path) -> None:

@@ -23,6 +23,7 @@ from datastore.cli.console import note
 from datastore.cli.mount import say_credentials
 from datastore.errors import InvalidManifest
 from datastore.models.archives import open_layout, open_tar
+from datastore.models.errors import SourceInvalid
 from datastore.models.opening import opened_storage, opened_tree
 from datastore.models.registry import Models
 from datastore.models.storage import ReadableTree, Tree
@@ -130,6 +131,11 @@ def open_import(text: str, file: str | None, endpoint: str) -> Iterator[tuple[Re
             yield archive, *archive.said
     else:
         known = text if text.startswith(("s3://", "datastore://")) else os.path.abspath(os.path.expanduser(text))
+        if os.path.isfile(known):
+            raise SourceInvalid(
+                f"{text}: is no directory, and no archive whose name ends with {', '.join(TAR_ENDINGS)}; "
+                "unpack it, and import the directory"
+            )
         with open_source(known, file, endpoint) as (tree, _, _):
             yield tree, "", ""
 

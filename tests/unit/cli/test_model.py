@@ -205,7 +205,7 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["save", "digits", "--from", "run/7"], 2, "holds no Datastore 'run'; did you mean runs?"),
         (["save", "digits", "--from", "runs/8"], 2, "runs/8: there is no such directory"),
         (["save", "digits", "--from", "./p.yaml"], 2, "p.yaml: is no directory; give the directory that it is in"),
-        (["import", "digits", "p.yaml"], 2, "p.yaml: is no directory; give the directory that it is in"),
+        (["import", "digits", "p.yaml"], 2, "p.yaml: is no directory, and no archive whose name ends"),
         (["save", "digits", "--from", "runs/../models"], 4, "'.' and '..' lead nowhere"),
         (["save", "digits", "--from", "runs/7", "--label", "x"], 2, "write NAME=VALUE"),
         (["show", "digits"], 1, "has no version of a model digits"),
