@@ -43,15 +43,28 @@ def told(what: str, deadline: float, why: Callable[[], str], say: Callable[[str]
 
 def left_of(records: Sequence[MountRecord]) -> str:
     """Return what these mounts have not uploaded, and what is wrong with their storage; '' for nothing."""
+
+    def words(seen: controlclient.Answer) -> str:
+        unsent = seen.get("unsent")
+        left = f"{format_count(unsent, 'changed file')} not uploaded" if isinstance(unsent, int) and unsent else ""
+        return ", ".join(filter(None, (left, storage_words(seen))))
+
+    return _of_each(records, words)
+
+
+def trouble_of(records: Sequence[MountRecord]) -> str:
+    """Return what is wrong with the storage or the server of these mounts; '' for nothing. The kernel's own clients
+    have no server that could be asked."""
+    return _of_each([each for each in records if not each.in_kernel], storage_words)
+
+
+def _of_each(records: Sequence[MountRecord], words: Callable[[controlclient.Answer], str]) -> str:
     parts = []
     for record in records:
         try:
-            seen = controlclient.brief_status(record.state_dir, _LOOK_S)
+            said = words(controlclient.brief_status(record.state_dir, _LOOK_S))
         except controlclient.NotAnswering as error:
-            parts.append(f"Datastore {record.name}: {error}")
-            continue
-        unsent = seen.get("unsent")
-        left = f"{format_count(unsent, 'changed file')} not uploaded" if isinstance(unsent, int) and unsent else ""
-        if words := ", ".join(filter(None, (left, storage_words(seen)))):
-            parts.append(f"Datastore {record.name}: {words}")
+            said = str(error)
+        if said:
+            parts.append(f"Datastore {record.name}: {said}")
     return "; ".join(parts)

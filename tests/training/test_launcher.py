@@ -22,8 +22,10 @@ from typing import Any
 
 import pytest
 
+from datastore import controlclient
 from datastore.api.manifest import parse
 from datastore.cli.exitcodes import ExitCode
+from datastore.mounting.records import all_records
 from datastore.mounting.signals import watching
 from datastore.training.local.launcher import GRACE_S, Launcher
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
@@ -646,6 +648,30 @@ def test_limits_hold(laptop: Laptop, limit: str) -> None:
         assert found["status"]["phase"] == "Succeeded"
         assert replica["usage"]["cpu"]["mean"] < 0.45
     assert cgroups_of("limited") == []
+
+
+@promise("S-327")
+def test_a_storage_that_does_not_answer_is_told_and_a_dead_mount_too(laptop: Laptop) -> None:
+    """The program only hangs, or gets an error of which it can't know the cause."""
+    line = "echo once > /results/here/file; while cat /results/here/file; do sleep 0.1; done; exit 1"
+    name = "bereft"
+    laptop.submit(laptop.manifest(name, shell(line) + MOUNTS))
+
+    def message() -> str:
+        return str(laptop.get(name)["status"].get("message"))
+
+    os.kill(laptop.server.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: "Datastore out: storage has not answered since" in message(), patience_s=PATIENCE_S)
+    finally:
+        os.kill(laptop.server.pid, signal.SIGCONT)
+    eventually(lambda: message() == "its Datastores answer again", patience_s=PATIENCE_S)
+    (record,) = [each for each in all_records() if each.mountpoint.endswith(f"/{name}/mounts/out")]
+    status = controlclient.status(record.state_dir)
+    for each in (status["supervisorPid"], status["serverPid"]):
+        os.kill(each, signal.SIGKILL)
+    laptop.until(name, "Failed")
+    assert message() == "master-0 ended with exit code 1; Datastore out: no mount server is listening"
 
 
 @promise("S-338")

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ from datastore.api.manifest import Manifest
 from datastore.api.resolve import MountOptions
 from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, TrainingJobStatus, role_of
 from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import lifecycle, unmounting
+from datastore.mounting import lifecycle, unmounting, waiting
 from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import SignalWatch
@@ -54,6 +54,8 @@ GRACE_S = 5.0
 KILL_TIMEOUT_S = 10.0
 TICK_S = 0.2
 SAMPLE_S = 0.5
+LOOK_S = 5.0
+"""How often it is looked whether the storage of the mounts answers."""
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
 
@@ -78,6 +80,7 @@ class _Times:
     trained: float | None = None
     """When the training succeeded, while the evaluator goes on; None before."""
     sampled: float = 0.0
+    looked: float = 0.0
 
 
 @dataclass(slots=True)
@@ -138,7 +141,7 @@ class Launcher:
             if isinstance(self._isolation, Namespaces):
                 self._isolation.check(run)
             elif not run.image:
-                raise DatastoreError(f"TrainingJob {self.job.name}: spec.image is missing, which --container runs")
+                raise InvalidManifest(f"TrainingJob {self.job.name}: spec.image is missing, which --container runs")
         if (place := self.job.spec.logs) is not None:
             folder = self._place(place.datastore, place.path) / self.job.name
             self._copies = LogCopies({each.log_path: folder / each.log_path.name for each in self._replicas})
@@ -346,6 +349,7 @@ class Launcher:
                 case Finish():
                     phase: Literal["Succeeded", "Failed"] = "Succeeded" if decision.succeeded else "Failed"
                     return Ended(phase=phase, reason=decision.reason, message=decision.message)
+            self._look()
             if self._sample() or changed:
                 self._write()
             if not changed:
@@ -419,6 +423,17 @@ class Launcher:
             replica.trim_log(self._copies.copied(replica.log_path) if self._copies else None)
         return True
 
+    def _look(self) -> None:
+        """Tell when the storage of the mounts stops answering or answers again, if the last look was LOOK_S ago."""
+        now = time.monotonic()
+        if now - self._times.looked < LOOK_S:
+            return
+        self._times.looked = now
+        trouble = waiting.trouble_of(self._mounts)
+        if bool(trouble) == self._holds("DatastoresReady"):
+            self._condition("DatastoresReady", not trouble, "NotAnswering" if trouble else "Mounted", trouble)
+            self._phase(self._status.phase or "Running", trouble or "its Datastores answer again")
+
     def _start_board(self) -> None:
         """Start a TensorBoard beside the job if spec.tensorboard wants one and it is on PATH; not with containers."""
         place = self.job.spec.tensorboard
@@ -471,6 +486,8 @@ class Launcher:
     def _finish(self, ended: Ended) -> Ended:
         """Free everything, unmount, save the result if that is wanted, and only then record how the run ended."""
         began = time.monotonic()
+        if ended.phase == "Failed" and (trouble := waiting.trouble_of(self._mounts)):
+            ended = replace(ended, message=f"{ended.message}; {trouble}")
         self._sample_last()
         self._end(list(self._all()))
         if isinstance(self._isolation, Namespaces):
