@@ -88,7 +88,7 @@ def test_a_schedule_can_not_be_followed(tmp_path: Path) -> None:
     file = tmp_path / "digits.yaml"
     body = job("schedule: '* * * * *'", framework="none").model_dump(by_alias=True, mode="json", exclude_unset=True)
     file.write_text(yaml.safe_dump(body))
-    command = [sys.executable, "-m", "datastore.cli", "job", "submit", "-f", file, "--local", "--follow"]
+    command = [sys.executable, "-m", "datastore.cli", "job", "submit", "-f", str(file), "--local", "--follow"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == ExitCode.USAGE
     assert "TrainingJob digits has a schedule" in done.stderr
