@@ -50,18 +50,9 @@ from datastore.fuse.store.base import (
     handed_over,
     in_memory,
 )
-from datastore.fuse.store.limits import (
-    MAX_KEYS,
-    check_count,
-    check_key,
-    check_metadata,
-    check_options,
-    check_part_number,
-    key_bytes,
-    shown,
-)
+from datastore.fuse.store.limits import check_key, check_metadata, key_bytes, shown
 from datastore.fuse.store.packed import packed
-from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,7 +71,6 @@ async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
 
 async def head_each(store: ObjectStore, keys: Sequence[str], sink: HeadSink) -> None:
     """Implement ObjectStore.head_many() by one head() after the other."""
-    check_count(keys)
     for number, key in enumerate(keys):
         try:
             answer: ObjectInfo | StoreError = await store.head(key)
@@ -139,7 +129,7 @@ class HookedStore:
 
 def tried_once(store: ObjectStore) -> RetryingStore:
     """Wrap a store as a mount does, but without retries."""
-    return RetryingStore(store, Retrier(RetryPolicy(budget_s=0.0)))
+    return RetryingStore(store, Retrier(budget_s=0.0))
 
 
 MIN_PART_BYTES = 5 << 20
@@ -239,6 +229,13 @@ class MemoryBucket:
             raise KeyConflict(f"{shown(key)}: this server can't hold a file beside a directory of its name", key=key)
 
 
+def _check_options(key: str, options: WriteOptions) -> None:
+    """Refuse metadata that are too large, or that no header can carry."""
+    check_metadata(key, options.metadata)
+    if not all(value.isascii() and value.isprintable() for value in options.metadata.values()):
+        raise InvalidRequest(f"{shown(key)}: metadata that is not printable ASCII", key=key)
+
+
 class MemoryStore:
     """One client's view of a MemoryBucket; implements ObjectStore."""
 
@@ -297,7 +294,7 @@ class MemoryStore:
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         self._check_key(key)
-        check_options(key, options)
+        _check_options(key, options)
         copied = bytes(body)
         etag = _md5(copied)
         if copied and key.endswith("/") and not self.bucket.keeps_both:
@@ -317,7 +314,7 @@ class MemoryStore:
     ) -> WriteResult:
         self._check_key(target)
         if replace is not None:
-            check_metadata(target, replace.metadata)
+            _check_options(target, replace)
         if source == target and replace is None:
             raise InvalidRequest(f"{shown(target)}: a copy onto itself must change something", key=target, status=400)
         with self.bucket.lock:
@@ -335,7 +332,6 @@ class MemoryStore:
             self.bucket.remove(key)
 
     async def delete_many(self, keys: Sequence[str]) -> list[StoreError]:
-        check_count(keys)
         with self.bucket.lock:
             for key in keys:
                 self.bucket.remove(key)
@@ -343,14 +339,13 @@ class MemoryStore:
 
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         self._check_key(key)
-        check_options(key, options)
+        _check_options(key, options)
         with self.bucket.lock:
             upload_id = UploadId(f"upload-{next(self.bucket.upload_numbers)}")
             self.bucket.uploads[upload_id] = _Upload(key, options, self.bucket.now_ns(), copies)
             return upload_id
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
-        check_part_number(key, number)
         return self._keep_part(key, upload_id, number, bytes(in_memory(body)))
 
     async def upload_part_copy(
@@ -364,7 +359,6 @@ class MemoryStore:
         *,
         source_bucket: str = "",
     ) -> ETag:
-        check_part_number(key, number)
         there = MemoryStore(self.bucket.others[source_bucket]) if source_bucket else self
         body, info = await there.get(source, if_match=if_source_match)
         if byte_range.stop > info.size:
@@ -461,7 +455,7 @@ class _Lister:
         prefixes: list[str] = []
         last = b""
         for entry in self._entries(after):
-            if len(objects) + len(prefixes) == min(max_keys, MAX_KEYS):
+            if len(objects) + len(prefixes) == min(max_keys, 1000):
                 return ListPage(objects, prefixes, last.hex())
             last = entry
             found = self._bucket.objects.get(entry)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datastore.api.source import S3Location
 from datastore.fuse.store.base import ObjectStore
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import Retrier, RetryPolicy
+from datastore.fuse.store.retrying import Retrier
 from datastore.fuse.store.s3 import open_s3
 
 Open = Callable[[S3Location], ObjectStore]
@@ -39,7 +39,7 @@ class Stores:
     @classmethod
     def once(cls) -> Stores:
         """Return Stores whose clients try each request once: the reconcile loop tries again."""
-        return cls(lambda location: open_s3(location, retrier=Retrier(RetryPolicy(budget_s=0.0))))
+        return cls(lambda location: open_s3(location, retrier=Retrier(budget_s=0.0)))
 
     @contextmanager
     def of(self, location: S3Location) -> Iterator[BlockingStore]:

@@ -1,22 +1,18 @@
-"""S3's own limits, checked before anything is sent, so that every adapter refuses the same things in the same words.
+"""S3's own limits that are checked before anything is sent: not every server refuses what is beyond them. Pure.
 
-Pure. Source: Amazon S3 user guide, "Naming Amazon S3 objects" and "Working with object metadata".
+Source: Amazon S3 user guide, "Naming Amazon S3 objects" and "Working with object metadata".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 
-from datastore.errors import InvalidKey, InvalidRequest, KeyTooLong, MetadataTooLarge
+from datastore.errors import InvalidKey, KeyTooLong, MetadataTooLarge
 
-from .base import SYSTEM, WriteOptions
+from .base import user_metadata
 
 MAX_KEY_BYTES = 1024
 MAX_METADATA_BYTES = 2048
-MAX_PART_NUMBER = 10_000
-MAX_KEYS = 1000
-"""The most keys in one call, or on one page of a listing."""
 
 
 def key_bytes(key: str) -> bytes:
@@ -30,7 +26,7 @@ def shown(key: str) -> str:
 
 
 def check_key(key: str) -> None:
-    """Errors: KeyTooLong, InvalidKey (an empty key)."""
+    """Errors: KeyTooLong, InvalidKey (an empty key, whose request would be one for the bucket)."""
     raw = key_bytes(key)
     if not raw:
         raise InvalidKey("an object needs a name: the key is empty", key=key)
@@ -40,39 +36,8 @@ def check_key(key: str) -> None:
         )
 
 
-def check_options(key: str, options: WriteOptions) -> None:
-    """Errors: MetadataTooLarge, InvalidRequest (two conditions at once, or metadata that is not printable ASCII)."""
-    if options.if_none_match and options.if_match is not None:
-        raise InvalidRequest(f"{shown(key)}: if_none_match and if_match exclude each other", key=key)
-    check_metadata(key, options.metadata)
-
-
 def check_metadata(key: str, metadata: Mapping[str, str]) -> None:
-    """Errors: MetadataTooLarge, InvalidRequest."""
-    size = 0
-    for name, value in metadata.items():
-        if not _is_name(name):
-            raise InvalidRequest(f"{shown(key)}: metadata name {name!r} is not lower-case ASCII", key=key)
-        if not (value.isascii() and (value.isprintable() or not value) and value == value.strip()):
-            raise InvalidRequest(f"{shown(key)}: the value of metadata {name!r} is not printable ASCII", key=key)
-        if not name.startswith(SYSTEM):
-            size += len(name) + len(value)
+    """Errors: MetadataTooLarge."""
+    size = sum(len(name) + len(value) for name, value in user_metadata(metadata).items())
     if size > MAX_METADATA_BYTES:
         raise MetadataTooLarge(f"{shown(key)}: {size} bytes of user metadata, S3 takes {MAX_METADATA_BYTES}", key=key)
-
-
-@lru_cache(maxsize=256)
-def _is_name(name: str) -> bool:
-    return name.isascii() and name.isprintable() and name == name.lower() and " " not in name and name != ""
-
-
-def check_count(keys: Sequence[object]) -> None:
-    """Errors: InvalidRequest when one call has more than MAX_KEYS keys."""
-    if len(keys) > MAX_KEYS:
-        raise InvalidRequest(f"{len(keys)} keys in one call, at most {MAX_KEYS} are taken")
-
-
-def check_part_number(key: str, number: int) -> None:
-    """Errors: InvalidRequest."""
-    if not 1 <= number <= MAX_PART_NUMBER:
-        raise InvalidRequest(f"{shown(key)}: part number {number} is not in 1..{MAX_PART_NUMBER}", key=key)

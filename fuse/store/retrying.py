@@ -53,31 +53,24 @@ Answering = Coroutine[Any, Any, T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class Retrier:
     """When a failed call is tried again. budget_s: from the first try to the start of the last one; 0: a single try.
 
     Delays double from first_delay_s up to max_delay_s; the upper half of each is jitter, so that clients that failed
-    together don't retry together.
+    together don't retry together. clock: monotonic seconds; jitter: a fraction in [0, 1).
     """
 
     first_delay_s: float = 0.1
     max_delay_s: float = 8.0
     budget_s: float = 60.0
-
-    def delay_s(self, attempt: int, fraction: float) -> float:
-        """Return the wait after an attempt (the first is 1). fraction: how much of the jitter is used, in [0, 1)."""
-        whole = min(self.first_delay_s * 2.0 ** min(attempt - 1, 32), self.max_delay_s)
-        return whole / 2 + whole / 2 * fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Retrier:
-    """A policy with its clock, sleep and randomness. clock: monotonic seconds; jitter: a fraction in [0, 1)."""
-
-    policy: RetryPolicy = RetryPolicy()
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = pause
     jitter: Callable[[], float] = random.random
+
+    def delay_s(self, attempt: int) -> float:
+        """Return the wait after an attempt (the first is 1)."""
+        whole = min(self.first_delay_s * 2.0 ** min(attempt - 1, 32), self.max_delay_s)
+        return whole / 2 + whole / 2 * self.jitter()
 
 
 def _asked(
@@ -278,20 +271,20 @@ class RetryingStore:
         since: when the budget began. If the first attempt took over half of the budget, it was making progress, and the
         budget begins when it failed. Errors: the last failure, when it is not transient or the budget is spent.
         """
-        policy = self._retrier.policy
+        retrier = self._retrier
         broke_off = self._clock()
-        if broke_off - began > policy.budget_s / 2:
+        if broke_off - began > retrier.budget_s / 2:
             since = broke_off
         unanswered = False
         try:
             for number in itertools.count(1):
-                delay_s = policy.delay_s(number, self._retrier.jitter())
-                if self._clock() - since + delay_s > policy.budget_s:
+                delay_s = retrier.delay_s(number)
+                if self._clock() - since + delay_s > retrier.budget_s:
                     break
                 unanswered |= not isinstance(error, Throttled)
                 self.metrics.silence.failed(error)
                 self.metrics.record_retry(method, error)
-                await self._retrier.sleep(delay_s)
+                await retrier.sleep(delay_s)
                 try:
                     return await attempt()
                 except (AlreadyExists, PreconditionFailed, NotFound):

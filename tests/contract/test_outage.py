@@ -11,7 +11,7 @@ import pytest
 from datastore.fuse.loop import pause
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import Retrier, RetryPolicy
+from datastore.fuse.store.retrying import Retrier
 from datastore.fuse.store.s3 import open_s3
 from tests.contract.conftest import location_of
 from tests.patience import eventually
@@ -29,7 +29,7 @@ def test_calls_outlast_a_restart_of_the_server(tmp_path: Path) -> None:
 
     with run_versitygw(port=port, data_dir=str(tmp_path)) as server:
         location = location_of(server, make_bucket(server, "outage"))
-        retrying = open_s3(location, retrier=Retrier(RetryPolicy(budget_s=120), sleep=sleep))
+        retrying = open_s3(location, retrier=Retrier(budget_s=120, sleep=sleep))
         store = BlockingStore(retrying)
         store.put("before", b"kept", WriteOptions())
     with ThreadPoolExecutor(2) as pool:

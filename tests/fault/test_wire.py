@@ -17,7 +17,7 @@ import pytest
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
 from datastore.fuse.store.base import Capabilities, ObjectStore
-from datastore.fuse.store.retrying import Retrier, RetryPolicy
+from datastore.fuse.store.retrying import Retrier
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
@@ -184,9 +184,9 @@ class Wire:
             store.close()
 
     def _built(self, budget_s: float) -> tuple[DatastoreFilesystem, ObjectStore]:
-        policy = RetryPolicy(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
+        retrier = Retrier(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
         capabilities = Capabilities(max_key_segment_bytes=255)
-        store = open_s3(self._s3, capabilities=capabilities, retrier=Retrier(policy), limits=self._limits)
+        store = open_s3(self._s3, capabilities=capabilities, retrier=retrier, limits=self._limits)
         spec = spec_at(self._directory, self._s3, metadata_ttl_s=0.0)
         return build_filesystem(spec, store, loop=the_loop()), store
 

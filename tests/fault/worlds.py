@@ -12,7 +12,7 @@ from typing import Any
 
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.fuse.vfs.build import build_filesystem
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.upload.delivery import Stream
@@ -61,7 +61,7 @@ class FaultWorld:
         self.faulty = FaultyStore(MemoryStore(self.bucket), plan)
         store: ObjectStore = self.faulty
         if self._retrying:
-            store = RetryingStore(store, Retrier(RetryPolicy(first_delay_s=0.0), clock=stopped, sleep=no_sleep))
+            store = RetryingStore(store, Retrier(first_delay_s=0.0, clock=stopped, sleep=no_sleep))
         spec = spec_at(self._directory, metadata_ttl_s=0.0, **self._mount)
         self.fs: DatastoreFilesystem = build_filesystem(spec, store, loop=the_loop(), clock=self.clock, resumed=resumed)
         core = self.fs.core

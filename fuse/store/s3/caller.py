@@ -89,14 +89,13 @@ class Caller:
             answer = await signer.transport.send(sent, head)
             if answer.status < 300:
                 break
-            if not (renewed or moved) and await self._has_others(request, answer, signer.keys):
+            refusal = self._refusal(request, answer, signer.keys)
+            if not (renewed or moved) and await self._has_others(refusal, signer.keys):
                 renewed = True
-            elif not moved and self._follows(request, answer, signer):
+            elif not moved and self._follows(refusal, signer):
                 moved = True
             else:
-                break
-        if answer.status >= 300:
-            raise to_error(self._refusal(request, answer, signer.keys))
+                raise to_error(refusal)
         if request.method in _CHANGES and answer.body:
             body = bytes(answer.body)
             if xml.is_html(body):
@@ -124,20 +123,18 @@ class Caller:
             signer = self._signer = Signer(*self.place, keys, self._clock)
         return signer
 
-    async def _has_others(self, request: Request, answer: Answer, keys: StaticCredentials) -> bool:
+    async def _has_others(self, refusal: Refusal, keys: StaticCredentials) -> bool:
         """Return whether the server no longer accepts these keys, and there are other ones by now."""
-        mute = request.method == "HEAD" and answer.status in {400, 403}  # without a body it can't say why
-        if not mute and error_class(self._refusal(request, answer, keys)) is not CredentialsInvalid:
+        mute = refusal.method == "HEAD" and refusal.status in {400, 403}  # without a body it can't say why
+        if not mute and error_class(refusal) is not CredentialsInvalid:
             return False
         loop = running()
         return self.credentials.refused(keys) if loop is None else await loop.lane(self.credentials.refused, keys)
 
-    def _follows(self, request: Request, answer: Answer, signer: Signer) -> bool:
+    def _follows(self, refusal: Refusal, signer: Signer) -> bool:
         """Return whether the server says that the bucket is in another region, to which later requests then go."""
-        if answer.status not in _REDIRECTS or not self._follow:
-            return False
-        region, seen = self._refusal(request, answer, signer.keys).region, signer.endpoint.region
-        if region in {"", seen}:
+        region, seen = refusal.region, signer.endpoint.region
+        if refusal.status not in _REDIRECTS or not self._follow or region in {"", seen}:
             return False
         with self._lock:
             endpoint, transport = self.place

@@ -34,7 +34,7 @@ from ..base import (
     WriteResult,
     handed_over,
 )
-from ..limits import check_count, check_key, check_metadata, check_options, check_part_number, shown
+from ..limits import check_key, check_metadata, shown
 from ..retrying import Retrier, RetryingStore
 from . import xml
 from .caller import Caller, gather
@@ -122,7 +122,7 @@ class S3Store:
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """PutObject. With a condition it is not repeatable: a second request would meet the object of the first."""
         check_key(key)
-        check_options(key, options)
+        check_metadata(key, options.metadata)
         headers = {**_described(options), **await self._tags(key, options), **_conditions(options)}
         conditional = options.if_none_match or options.if_match is not None
         request = Request(method="PUT", key=key, headers=headers, body=body, repeatable=not conditional)
@@ -166,7 +166,6 @@ class S3Store:
 
     async def delete_many(self, keys: Sequence[str]) -> list[StoreError]:
         """DeleteObjects; keys that XML can't carry are deleted one by one."""
-        check_count(keys)
         plain = [key for key in keys if xml.fits_xml(key)]
         failures: list[StoreError] = []
         if plain:
@@ -190,7 +189,7 @@ class S3Store:
     async def create_upload(self, key: str, options: WriteOptions, *, copies: bool = False) -> UploadId:
         """CreateMultipartUpload. With `copies` it declares no checksums: copied parts have none (s3/checksums.py)."""
         check_key(key)
-        check_options(key, options)
+        check_metadata(key, options.metadata)
         headers = {**_described(options), **await self._tags(key, options)}
         request = Request(method="POST", key=key, query=[("uploads", "")], headers=headers, repeatable=False)
         if copies:
@@ -199,7 +198,6 @@ class S3Store:
 
     async def upload_part(self, key: str, upload_id: UploadId, number: PartNumber, body: Body | FilePart) -> ETag:
         """UploadPart."""
-        check_part_number(key, number)
         request = Request(method="PUT", key=key, query=_part(upload_id, number), body=body)
         return await self._checksums.part(request, upload_id, number)
 
@@ -215,7 +213,6 @@ class S3Store:
         source_bucket: str = "",
     ) -> ETag:
         """UploadPartCopy."""
-        check_part_number(key, number)
         headers = self._source(source, if_source_match, source_bucket)
         headers["x-amz-copy-source-range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
         request = Request(
@@ -232,7 +229,6 @@ class S3Store:
         self, key: str, upload_id: UploadId, parts: Sequence[tuple[PartNumber, ETag]], options: WriteOptions
     ) -> WriteResult:
         """CompleteMultipartUpload."""
-        check_options(key, options)
         request = Request(
             method="POST",
             key=key,

@@ -11,7 +11,7 @@ from datastore.errors import DeadlineExceeded, StoreError, Unreachable
 
 from ...loop import Future, running
 from ..base import Body, GetFeed, GetSink, HeadSink, ObjectInfo, ObjectVersion
-from ..limits import check_count, check_key
+from ..limits import check_key
 from .caller import Caller
 from .messages import Request, describe
 
@@ -57,7 +57,6 @@ class Many:
 
     async def heads(self, keys: Sequence[str], sink: HeadSink) -> None:
         """See ObjectStore.head_many()."""
-        check_count(keys)
         left = iter(range(len(keys)))
 
         async def ask(number: int) -> StoreError | None:

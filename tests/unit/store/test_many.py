@@ -29,7 +29,7 @@ from datastore.errors import (
 from datastore.fuse.loop import Loop, now, running
 from datastore.fuse.store.base import Body, Capabilities, ETag, GetFeed, ObjectInfo, ObjectStore, ObjectVersion
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.fuse.store.s3.caller import Caller
 from datastore.fuse.store.s3.client import S3Store
 from datastore.fuse.store.s3.credentials import StaticSource
@@ -194,7 +194,7 @@ def test_one_odd_answer_spoils_no_other(kind: str, client_of: Connect) -> None:
     odd = iter([SPOILT[kind]("f150")])
     with ScriptedServer(Bucket(lambda key, _number: next(odd, None) if key == "f150" else None)) as server:
         client = client_of(server.port, replace(PATIENT, idle_s=1.0) if kind == "nothing" else PATIENT)
-        retrying = RetryingStore(client, Retrier(RetryPolicy(first_delay_s=0.001)))
+        retrying = RetryingStore(client, Retrier(first_delay_s=0.001))
         answers = asked(retrying)
         if kind in {"400", "404"}:
             assert isinstance(answers[150], NotFound if kind == "404" else InvalidRequest)
@@ -267,7 +267,7 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else(client_of: Conne
 
     bucket = Bucket(odd)
     with ScriptedServer(bucket) as server:
-        store = RetryingStore(client_of(server.port), Retrier(RetryPolicy(first_delay_s=0.001)))
+        store = RetryingStore(client_of(server.port), Retrier(first_delay_s=0.001))
         assert all_right(asked(store))
     told = store.metrics.snapshot()
     assert set(told) == {"head"}
@@ -280,7 +280,7 @@ def test_what_fails_for_a_while_is_asked_again_and_nothing_else(client_of: Conne
 def test_an_outage_is_told_of_each_within_the_budget(client_of: Connect) -> None:
     """Nobody listens, or nobody answers."""
     with reserved_port() as port:
-        retrier = Retrier(RetryPolicy(first_delay_s=0.001, budget_s=0.05))
+        retrier = Retrier(first_delay_s=0.001, budget_s=0.05)
         answers = asked(RetryingStore(client_of(port, QUICK), retrier))
     assert {type(answer) for answer in answers} == {Unreachable}
     with ScriptedServer(lambda _head, _number: SILENCE) as server:
@@ -297,8 +297,6 @@ def test_keys_that_no_server_takes_are_refused_one_by_one(client_of: Connect) ->
         assert isinstance(long, KeyTooLong)
         assert isinstance(none, InvalidKey)
         assert all_right([first, last], KEYS[1:3])
-        with pytest.raises(InvalidRequest):
-            asked(client, [KEYS[0]] * 1001)
         for key in ("x" * 1025, ""):
             assert got(client, partial(next, iter([ObjectVersion(key, ETag("e"), 1)]), None)) == {key: None}
     assert len(server.requests) == 2

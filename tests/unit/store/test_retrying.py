@@ -23,7 +23,7 @@ from datastore.errors import (
 from datastore.fuse.loop import now
 from datastore.fuse.store.base import ByteRange, ETag, ObjectStore, PartNumber, WriteOptions
 from datastore.fuse.store.blocking import BlockingStore
-from datastore.fuse.store.retrying import Retrier, RetryingStore, RetryPolicy
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.retry import Call, one_call
 from tests.faulty import Fault, FaultyStore, from_nth, nth
 from tests.memorystore import MemoryBucket, MemoryStore
@@ -45,7 +45,7 @@ class ManualTime:
         self.now += seconds
 
     def retrier(self, budget_s: float) -> Retrier:
-        return Retrier(RetryPolicy(budget_s=budget_s), lambda: self.now, self.sleep, lambda: 0.5)
+        return Retrier(budget_s=budget_s, clock=lambda: self.now, sleep=self.sleep, jitter=lambda: 0.5)
 
 
 class Retrying(BlockingStore):
@@ -248,10 +248,10 @@ class TestAmbiguousWrites:
 class TestPolicy:
     @given(attempt=st.integers(1, 10_000), fraction=st.floats(0, 1, exclude_max=True))
     def test_delays_grow_within_their_bounds(self, attempt: int, fraction: float) -> None:
-        policy = RetryPolicy(first_delay_s=0.1, max_delay_s=8.0)
-        delay = policy.delay_s(attempt, fraction)
+        retrier = Retrier(first_delay_s=0.1, max_delay_s=8.0, jitter=lambda: fraction)
+        delay = retrier.delay_s(attempt)
         assert 0.05 <= delay <= 8.0
-        assert delay <= policy.delay_s(attempt + 1, fraction)
+        assert delay <= retrier.delay_s(attempt + 1)
 
     def test_no_budget_means_one_try(self) -> None:
         faulty = FaultyStore(MemoryStore(), nth(0, Unreachable("down")))
