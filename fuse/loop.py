@@ -7,6 +7,7 @@ result comes back to the loop. asyncio needs 17 us for each suspension of a task
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import os
 import select
@@ -75,6 +76,21 @@ async def pause(seconds: float) -> None:
         time.sleep(seconds)
     else:
         await loop.sleep(seconds)
+
+
+def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
+    """Return what `call` returns in a thread of its own, which may go on after limit_s. Errors: TimeoutError, and those
+    of the call."""
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:  # raised in the caller's thread
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer.result(limit_s)
 
 
 class Future(Generic[T]):

@@ -1,9 +1,8 @@
-"""Assembles the pieces of an object version from a body that arrives in parts of any size. Pure; for one thread."""
+"""Which pieces of an object version a body has that arrives in parts. Pure; for one thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from datastore.errors import CorruptBody, PreconditionFailed
 
@@ -11,42 +10,27 @@ from ..store.base import Body, ObjectInfo, ObjectVersion
 from .pieces import Piece
 
 
-@dataclass(eq=False, repr=False)
 class Assembly:
-    """The sink (store/base.py) of one GET for adjoining pieces; done(piece, body) is called once for each, in order."""
+    """The sink (store/base.py) of one GET for adjoining pieces; done(piece, body) is called once for each, in order.
+    A part of the body has whole pieces: both end at whole MiB of the object, or where the range ends."""
 
-    missing: list[Piece]
-    """The pieces for which done() was not called yet, in this attempt of the GET or an earlier one."""
-    _done: Callable[[Piece, Body], None]
-    _buffer: bytearray | None = None
-    """The bytes of the first missing piece, if they come in several parts."""
-
-    def __post_init__(self) -> None:
-        self._version = self.missing[0].version
-        self._start, self._stop = self.missing[0].start, self.missing[-1].stop
+    def __init__(self, run: list[Piece], done: Callable[[Piece, Body], None]) -> None:
+        self.missing = run
+        """The pieces for which done() was not called yet, in this attempt of the GET or an earlier one."""
+        self._done = done
+        self._version, self._start, self._stop = run[0].version, run[0].start, run[-1].stop
 
     def take(self, info: ObjectInfo, offset: int, body: Body) -> None:
         """Take a part of the body; offset 0 (the start of the range) begins a new attempt.
         Errors: PreconditionFailed when the answer is of another version, CorruptBody when the body is too long."""
         check_version(self._version, info, part=self._stop - self._start < self._version.size)
-        at, view = self._start + offset, memoryview(body)
-        if at + len(view) > self._stop:
+        at = self._start + offset
+        end = at + len(body)
+        if end > self._stop:
             raise self._wrong_length("is longer than asked for")
-        while self.missing:
-            piece = self.missing[0]
-            at, view = max(at, piece.start), view[max(piece.start - at, 0) :]
-            part = view[: piece.stop - at]
-            whole: Body = part  # the sink owns these bytes: a part that is exactly one piece is not copied
-            if not part:
-                return
-            if len(part) < piece.size or len(part) < len(view):
-                whole = self._buffer = self._buffer or bytearray(piece.size)
-                whole[at - piece.start : at - piece.start + len(part)] = part
-            at, view = at + len(part), view[len(part) :]
-            if at < piece.stop:
-                return
-            self._buffer, self.missing = None, self.missing[1:]
-            self._done(piece, whole)
+        while self.missing and self.missing[0].stop <= end:
+            piece, self.missing = self.missing[0], self.missing[1:]
+            self._done(piece, memoryview(body)[piece.start - at : piece.stop - at])
 
     def check(self) -> None:
         """Check that the body is complete. Errors: CorruptBody when it ended too early."""

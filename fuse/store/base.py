@@ -202,7 +202,8 @@ request failed; get() tells why. It is called under the same rules as a HeadSink
 
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body in ascending pieces: the object's facts, the offset in what was asked for, and the piece, which the sink
-may keep. A failed attempt is repeated from offset 0. An exception of the sink ends the call."""
+may keep. Each piece ends at a whole MiB of the object or at the end of what was asked for. A failed attempt is repeated
+from offset 0. An exception of the sink ends the call."""
 
 
 def handed_over(answer: tuple[Body, ObjectInfo], sink: Sink | None) -> tuple[Body, ObjectInfo]:

@@ -43,7 +43,7 @@ from .credentials import CredentialSource
 from .errors import Refusal, to_error
 from .lister import Lister
 from .many import Many
-from .messages import META, Answer, Outlet, Request, describe_part, described, http_date_ns, received, written_etag
+from .messages import META, Answer, Outlet, Request, describe, describe_part, http_date_ns, received, written_etag
 from .sigv4 import encode_path
 from .transport import TransportLimits
 
@@ -77,7 +77,7 @@ class S3Store:
         """HeadObject."""
         check_key(key)
         answer = await self._caller.send(Request(method="HEAD", key=key))
-        return described(key, answer.headers)
+        return describe(key, answer.headers)
 
     async def get(
         self,

@@ -6,20 +6,18 @@ from __future__ import annotations
 import base64
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from datastore.errors import DeadlineExceeded, EndpointNotAllowed, InvalidRequest, Unreachable
 from datastore.tls import judged_alike
 
-from ...loop import now
+from ...loop import in_time, now
 from .errors import connection_words, one_line
 from .http1 import Connection, Incoming, NotHttp
 from .tls import TlsSocket
@@ -191,16 +189,7 @@ def _look_up(host: str, port: int, limit_s: float) -> Sequence[_Address]:
     """
     with suppress(socket.gaierror):
         return _found(host, port, socket.AI_NUMERICHOST)
-    answer: Future[Sequence[_Address]] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(_found(host, port, 0))
-        except OSError as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="look-up", daemon=True).start()
-    return answer.result(limit_s)
+    return in_time(partial(_found, host, port, 0), limit_s, "look-up")
 
 
 def _found(host: str, port: int, flags: int) -> Sequence[_Address]:

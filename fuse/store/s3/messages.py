@@ -70,24 +70,19 @@ class Request:
     """The largest body that is accepted in a successful answer; what goes beyond is not read."""
 
 
-def describe(key: str, headers: Mapping[str, str], size: int) -> ObjectInfo:
-    """Return the facts in the headers about an object of `size` bytes. Errors: CorruptBody."""
+def describe(key: str, headers: Mapping[str, str], size: int | None = None) -> ObjectInfo:
+    """Return the facts in the headers about an object of `size` bytes; None: as they say. Errors: CorruptBody."""
     if "etag" not in headers and "last-modified" not in headers:
         raise CorruptBody(f"{shown(key)}: {NO_ETAG}", key=key)
     return ObjectInfo(
         key=key,
-        size=size,
+        size=size_of(headers.get("content-length", "0")) if size is None else size,
         etag=unquote_etag(headers.get("etag", "")),
         mtime_ns=http_date_ns(headers.get("last-modified", "")),
         server_time_ns=http_date_ns(headers.get("date", "")),
         metadata=_metadata(key, headers),
         content_type=headers.get("content-type", ""),
     )
-
-
-def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """Return the facts in the headers of an answer to a HEAD. Errors: CorruptBody."""
-    return describe(key, headers, size_of(headers.get("content-length", "0")))
 
 
 def _metadata(key: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from datastore.api.source import S3Location
 from datastore.errors import (
@@ -27,7 +25,7 @@ from datastore.errors import (
     WrongRegion,
 )
 
-from ...loop import now
+from ...loop import in_time, now
 from ..base import Capabilities
 from . import xml
 from .caller import Caller, gather
@@ -49,49 +47,32 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
     WrongRegion (only when the location names a region), ClockSkew, Unreachable, DeadlineExceeded, InvalidRequest.
     It returns or raises within deadline_s, even when a name server or credential helper hangs.
     """
-    asked = _Asked(location, writable, deadline_s)
-    threading.Thread(target=asked.run, name="datastore-probe", daemon=True).start()
-    try:
-        return asked.known.result(deadline_s)
-    except TimeoutError:
-        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {asked.stage}") from None
+    stage = "looking for credentials"
+    limits = TransportLimits(connections=1, connect_s=deadline_s / 2, idle_s=deadline_s, call_s=deadline_s)
 
-
-@dataclass(slots=True)
-class _Asked:
-    """The work of the probe's own thread, which may outlive probe(); the timeouts of its steps end it."""
-
-    location: S3Location
-    writable: bool
-    deadline_s: float
-    stage: str = "looking for credentials"
-    known: Future[Capabilities] = field(default_factory=Future)
-
-    def run(self) -> None:
-        try:
-            self.known.set_result(now(self._check()))
-        except Exception as error:  # handed to the caller's thread
-            self.known.set_exception(error)
-
-    async def _check(self) -> Capabilities:
-        limit_s = self.deadline_s
-        limits = TransportLimits(connections=1, connect_s=limit_s / 2, idle_s=limit_s, call_s=limit_s)
-        caller = gather(self.location, limits, follow=not self.location.region)
+    async def check() -> Capabilities:
+        nonlocal stage
+        caller = gather(location, limits, follow=not location.region)
         caller.credentials.keys()
         endpoint = caller.endpoint
-        self.stage = f"waiting for {endpoint.service_url}: check the endpoint, the proxy and the network"
+        stage = f"waiting for {endpoint.service_url}: check the endpoint, the proxy and the network"
         try:
             try:
-                return known_by((await look(caller, self.location.prefix))[1], Capabilities())
+                return known_by((await look(caller, location.prefix))[1], Capabilities())
             except BucketNotFound as error:
-                if not (self.location.create and self.writable and error.code):
+                if not (location.create and writable and error.code):
                     raise
                 await _create(caller)
                 return Capabilities()
         except StoreError as error:
-            raise _explained(error, self.location, endpoint) from error
+            raise _explained(error, location, endpoint) from error
         finally:
             caller.close()
+
+    try:
+        return in_time(lambda: now(check()), deadline_s, "datastore-probe")
+    except TimeoutError:
+        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {stage}") from None
 
 
 async def _create(caller: Caller) -> None:
