@@ -41,17 +41,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 class Endpoint:
-    """The HTTP server; it serves from start() to stop(). source: returns the mount's status for each scrape."""
+    """The HTTP server; it serves from start() to stop()."""
 
     def __init__(self, address: str) -> None:
         """Bind the address. Errors: InvalidManifest; MountFailed, which names the address."""
         host, port = parse_address(address)
-        registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=registry)
-        registry.register(_Numbers(self))
-        self.source: Callable[[], Status] = dict
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
         try:
-            self._server = _listen(host, port, registry)
+            self._server = _listen(host, port, self._registry)
         except OSError as error:
             raise MountFailed(f"--metrics {address}: can't listen there: {error.strerror or error}") from error
         self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
@@ -64,8 +62,8 @@ class Endpoint:
         return f"http://{name}:{port}/metrics"
 
     def start(self, source: Callable[[], Status]) -> None:
-        """Answer scrapes with what `source` returns; it is called on the endpoint's thread."""
-        self.source = source
+        """Answer scrapes with the mount's status, which `source` returns; it is called on the endpoint's thread."""
+        self._registry.register(_Numbers(source))
         self._thread.start()
 
     def stop(self) -> None:
@@ -87,15 +85,11 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> HTTPServer:
 
 
 class _Numbers(Collector):
-    """Makes the metrics of a scrape from the mount's status."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, source: Callable[[], Status]) -> None:
+        self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """See prometheus_client."""
-        status = self._endpoint.source()
-        return families(status) if status else ()
+        return families(self._source())
 
 
 def families(status: Status) -> Iterator[Metric]:

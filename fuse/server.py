@@ -329,12 +329,10 @@ class Server:
         return {"ok": not errors, "errors": errors}
 
     def _discard(self, request: Answer, _progress: Progress) -> Answer:
-        path = request.get("path", "")
-        return {"discarded": self.store.discard(path)} if isinstance(path, str) else failed("path has to be a text")
+        return {"discarded": self.store.discard(str(request.get("path", "")))}
 
     def _warm(self, request: Answer, progress: Progress) -> Answer:
-        path = request.get("path", "")
-        return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
+        return self.store.warm(str(request.get("path", "")), progress)
 
     def _settings(self, request: Answer, _progress: Progress) -> Answer:
         later = self.store.apply(from_json(str(request.get("spec", ""))))

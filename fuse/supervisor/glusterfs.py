@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from datastore import logs
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import GlusterFSLocation
 from datastore.controlclient import Answer, server_pid
@@ -121,7 +122,7 @@ class GlusterSupervisor(Supervisor):
             raise MountFailed(f"{PROGRAM} is missing: apt-get install glusterfs-client")
         self._hidden.mkdir(mode=0o700, exist_ok=True)
         _take_away(str(self._hidden))
-        mark = self._log_size()  # before the client starts: it may end at once if it can't mount
+        logs.trim(self.state_dir / CLIENT_LOG, 0)  # what an earlier client said is in client.log.1
         try:
             with self.log_path.open("ab") as output:
                 self._client = subprocess.Popen(
@@ -136,7 +137,7 @@ class GlusterSupervisor(Supervisor):
             raise MountFailed(f"the system starts no {PROGRAM}: {error}") from error
         self._client_pid = self._client.pid
         try:
-            self._until_it_is_shown(mark)
+            self._until_it_is_shown()
         except BaseException:
             self._end_client()
             raise
@@ -144,17 +145,17 @@ class GlusterSupervisor(Supervisor):
             _take_away(str(self._hidden))
         self._note()
 
-    def _until_it_is_shown(self, mark: int) -> None:
-        """Wait until the volume answers, and bind-mount it at the mount point. mark: where this client's log begins.
-        Errors: why it does not answer. The client's mount is used by a descriptor of its root: a client mounts for a
-        moment even where the volume has no such directory, and the empty directory beneath must not be taken for it."""
+    def _until_it_is_shown(self) -> None:
+        """Wait until the volume answers, and bind-mount it at the mount point. Errors: why it does not answer.
+        The client's mount is used by a descriptor of its root: a client mounts for a moment even where the volume has
+        no such directory, and the empty directory beneath must not be taken for it."""
         end = time.monotonic() + MOUNT_TIMEOUT_S
         root_fd = -1
         looked: _Look | None = None
         try:
             while True:
                 if self._client is not None and self._client.poll() is not None:
-                    raise _told(_location(self.spec), self._said(mark))
+                    raise _told(_location(self.spec), self._said())
                 if looked is None and (root_fd := self._open_root()) != -1:
                     looked = _Look(Path(f"/proc/self/fd/{root_fd}"))
                 if looked is not None and looked.done.is_set():
@@ -320,14 +321,10 @@ class GlusterSupervisor(Supervisor):
         _take_away(self.spec.mountpoint)  # dead mounts beneath the one that served
         return {"errors": [], **({"detached": used} if used and detach else {})}
 
-    def _log_size(self) -> int:
-        log_path = self.state_dir / CLIENT_LOG
-        return log_path.stat().st_size if log_path.exists() else 0
-
-    def _said(self, mark: int) -> str:
-        with suppress(OSError), (self.state_dir / CLIENT_LOG).open("rb") as file:
-            file.seek(max(mark, self._log_size() - _TOLD))
-            return file.read(_TOLD).decode(errors="replace")
+    def _said(self) -> str:
+        """Return the end of the client's log."""
+        with suppress(OSError):
+            return (self.state_dir / CLIENT_LOG).read_bytes()[-_TOLD:].decode(errors="replace")
         return ""
 
 

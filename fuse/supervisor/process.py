@@ -79,8 +79,6 @@ class Supervisor:
         self.wrong: dict[str, object] = {}
         """What went wrong and is to be in mount.json, so that it gets there also after a disk was full."""
         self.server: ServerProcess | None = None
-        self.undead: list[ServerProcess] = []
-        """Servers that died and that the system has not reaped yet."""
         self.refusal: Refusal | None = None
         self.upgrading = False
         self.standby = Standby(self._process, first)
@@ -226,7 +224,6 @@ class Supervisor:
             if self.ending:
                 return self._end()
             self._take_news()
-            self.undead = [each for each in self.undead if not each.reaped()]
             if self.upgrading:
                 self._upgrade()
             if self.server is None:
@@ -333,7 +330,6 @@ class Supervisor:
     def _forget_server(self) -> None:
         if self.server is not None:
             self.server.channel.close()
-            self.undead.append(self.server)
         self.server = None
 
     def _wait(self, timeout_s: float) -> None:

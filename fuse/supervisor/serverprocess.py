@@ -67,8 +67,8 @@ class ServerProcess:
     def code(self) -> int | None:
         """Return the exit code; None while the process lives. A thread of a killed process may be stuck in the kernel,
         waiting for an answer that only the next server can give (an invalidation waits for a directory that a caller
-        has locked). That process can't be reaped yet, but it serves nobody, so it counts as dead. A process that ended
-        in order a moment ago looks the same."""
+        has locked). That process can't be reaped yet (Popen does so when the next process is started), but it serves
+        nobody, so it counts as dead. A process that ended in order a moment ago looks the same."""
         code = self._process.poll()
         status = self._zombie_status() if code is None else None
         if status is None:
@@ -87,10 +87,6 @@ class ServerProcess:
             return int(fields[49]) if fields[0] == b"Z" else None
         except (OSError, IndexError, ValueError):
             return None
-
-    def reaped(self) -> bool:
-        """Return whether the process is dead and reaped; reap it if that is possible now."""
-        return self._process.poll() is not None
 
     def wait(self, timeout_s: float) -> int | None:
         """Return the exit code; None if it lives on after timeout_s. Polls code(): wait(2) may not report the end."""

@@ -157,15 +157,6 @@ def test_a_new_server_of_a_living_mount_waits_for_the_address() -> None:
             metrics.stop()
 
 
-def test_before_the_mount_stands_a_scrape_finds_the_process_only() -> None:
-    endpoint = Endpoint("127.0.0.1:0")
-    endpoint.start(dict)
-    try:
-        assert not [name for name, _ in scraped(endpoint.url) if name.startswith("datastore_")]
-    finally:
-        endpoint.stop()
-
-
 def test_no_endpoint_costs_no_import() -> None:
     code = (
         "import sys, datastore.fuse.server\n"
