@@ -54,6 +54,14 @@ def start(
     return process, ours
 
 
+def boot_id() -> str:
+    """Return an id that differs after each boot, which loses all that was only in memory; '' where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def module_path() -> str:
     """Return the PYTHONPATH with which another process finds the same modules as this one."""
     return os.pathsep.join(path or os.getcwd() for path in sys.path)

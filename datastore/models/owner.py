@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+from datastore.ourprocess import boot_id
+
 
 def identity() -> dict[str, str]:
     """Return the identity of this process: its host, the boot id, its PID namespace, its PID and its start time."""
@@ -23,8 +25,7 @@ def is_dead(said: dict[str, str]) -> bool:
 def _kernel() -> str:
     """Return the boot id and the PID namespace, equal for processes that see each other; '' when they are unknown."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from datastore.errors import CacheCorrupt
+from datastore.ourprocess import boot_id
 
 from ..store.base import Body, ObjectVersion
 from .blockfile import BLOCK_BYTES, BlockFile, Place, create_files, file_records, page_rounded, whole_blocks
@@ -69,7 +70,8 @@ class BlockCache:
         self._packs = Packs(self._space, monotonic)
         self._namespace = as_json(namespace)
         self._monotonic = monotonic
-        self._boot_id = _boot_id()
+        self._boot_id = bytes.fromhex(boot_id().replace("-", ""))
+        """b"" where there is none: no seals then, each block is checked."""
         self._open: OpenFiles[ObjectVersion, BlockFile] = OpenFiles(OPEN_FILES, monotonic)
         self._off_until_s = float("-inf")
 
@@ -337,14 +339,6 @@ class BlockCache:
         label = self._label(version)
         stem = self._space.place(hashlib.blake2b(label, digest_size=16).hexdigest())
         return Place(stem, label, version.size, self._boot_id)
-
-
-def _boot_id() -> bytes:
-    """Return the id of this boot of the machine, 16 bytes; b"" (macOS): no seals then, each block is checked."""
-    try:
-        return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip().replace("-", ""))
-    except (OSError, ValueError):
-        return b""
 
 
 def _same_disk(path: Path, other: Path) -> bool:

@@ -18,12 +18,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from datastore.ourprocess import boot_id
+
 from ..store.base import UploadId
 from .nodelog import NodeRecord
 from .rows import NOWHERE, Intent, NotedUpload, Subject, Unsent, UploadNote, as_stored, as_text
 from .youngrows import LONG_BYTES, NAME, YoungRows
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_TIMEOUT_S = 2.0
 _WAL_BYTES = 4 << 20
 """The most bytes of the write-ahead log after a checkpoint; SQLite makes a checkpoint every 1000 pages, about 4 MiB."""
@@ -61,14 +62,6 @@ create table if not exists attributes(
   key text primary key, etag text not null, mtime_s integer not null, metadata text not null, content_type text not null
 ) without rowid;
 """
-
-
-def boot_id() -> str:
-    """Return an id that differs after each boot, which loses all that was only in memory; '' where there is none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 class KnownAttributes(NamedTuple):

@@ -260,7 +260,7 @@ def test_a_touched_file_is_checked_and_then_trusted_again(fresh: Caches) -> None
 
 
 def test_without_boot_ids_checksums_do_the_work(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blockcache, "_boot_id", lambda: b"")
+    monkeypatch.setattr(blockcache, "boot_id", lambda: "")
     _, file, body = put(fresh(), 2 * BLOCK_BYTES)
     assert fresh().read(file, 5, len(body)) == body[5:]
 
