@@ -10,14 +10,8 @@ import errno
 
 from datastore import errors
 
-_EIO = (
-    errors.DatastoreError, errors.StoreError, errors.BucketNotFound,  # not ENOENT: a mirror tool would delete all
-    errors.WrongRegion, errors.ClockSkew, errors.InvalidRequest, errors.TransientStoreError, errors.Unreachable,
-    errors.Throttled, errors.ServerFault, errors.ServerStarting, errors.CorruptBody, errors.MountFailed,
-    errors.CacheCorrupt,
-)  # fmt: skip
 TABLE: dict[type[BaseException], int] = {
-    **dict.fromkeys(_EIO, errno.EIO),
+    errors.DatastoreError: errno.EIO,  # BucketNotFound among them: with ENOENT a mirror tool would delete all
     errors.InvalidManifest: errno.EINVAL,
     errors.NotFound: errno.ENOENT,
     errors.AlreadyExists: errno.EEXIST,

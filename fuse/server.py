@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from datastore import frames, logs, mountinfo
@@ -54,9 +54,9 @@ SETTINGS_TIMEOUT_S = 12.0
 FLUSH_TIMEOUT_S = 3600.0
 WARM_TIMEOUT_S = 24 * 3600.0
 END_TIMEOUT_S = 45.0
+"""How long the last requests and the file system may take to end after the unmount."""
 ELSEWHERE_S = 2.0
 """How long after an unmount another mount namespace is looked for that keeps the file system."""
-"""How long the last requests and the file system may take to end after the unmount."""
 SWITCH_INTERVAL_S = 0.001
 """How soon the event loop gets the interpreter back from a busy lane; Python's 5 ms would slow a cached answer down."""
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
@@ -274,10 +274,7 @@ class Server:
         except MountFailed as error:
             log.warning("detached while in use", extra=fields(error=error))
             device.unmount(self.spec.mountpoint, lazy=True)
-        try:
-            while self._events.get(timeout=END_TIMEOUT_S) != "ended":
-                pass  # another signal
-        except Empty:
+        if not self._ended.wait(END_TIMEOUT_S):
             log.warning("processes still used the mount when it ended")
         return True
 
@@ -329,10 +326,12 @@ class Server:
         return {"ok": not errors, "errors": errors}
 
     def _discard(self, request: Answer, _progress: Progress) -> Answer:
-        return {"discarded": self.store.discard(str(request.get("path", "")))}
+        path = request.get("path", "")
+        return {"discarded": self.store.discard(path)} if isinstance(path, str) else failed("path has to be a text")
 
     def _warm(self, request: Answer, progress: Progress) -> Answer:
-        return self.store.warm(str(request.get("path", "")), progress)
+        path = request.get("path", "")
+        return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
 
     def _settings(self, request: Answer, _progress: Progress) -> Answer:
         later = self.store.apply(from_json(str(request.get("spec", ""))))
@@ -385,7 +384,9 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
             frames.send(channel, {"prepared": True})
             message, descriptors = frames.receive(channel, PREPARED_TIMEOUT_S)
         opens_fd = descriptors[0] if descriptors else -1
-        _log_to(message["log"])
+        with open(message["log"], "ab") as file:  # the supervisor may not have known before which log it is
+            for fd in (1, 2):
+                os.dup2(file.fileno(), fd)
         spec = from_json(message["spec"])
         control = ControlServer(Path(spec.state_dir))
         build = load_builder(str(message.get("builder", builder)))  # before _confine(): some imports start programs
@@ -423,13 +424,6 @@ def _confine(spec: MountSpec) -> list[str]:
     for line in missing:
         log.warning("a mount server that is taken over is not kept from all others have", extra=fields(missing=line))
     return missing
-
-
-def _log_to(path: str) -> None:
-    """Write this process's output to this log; before, the supervisor may not have known which log it is."""
-    with open(path, "ab") as file:
-        for fd in (1, 2):
-            os.dup2(file.fileno(), fd)
 
 
 def _prepare_process() -> None:

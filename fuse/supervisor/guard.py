@@ -46,9 +46,8 @@ class Guard:
         message, descriptors = frames.receive(self._stream, TIMEOUT_S)
         if message.get("adopt") is None:
             return str(message["spec"]), None
-        if len(descriptors) != 2:
-            raise MountFailed("a mount to go on with came without its descriptors")
-        return str(message["spec"]), Adopted(descriptors[0], descriptors[1], message["adopt"])
+        device_fd, opens_fd = descriptors
+        return str(message["spec"]), Adopted(device_fd, opens_fd, message["adopt"])
 
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send the guard a message. Errors: MountFailed when the guard is gone."""

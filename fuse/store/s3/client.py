@@ -171,7 +171,10 @@ class S3Store:
         if plain:
             answer = await self._send_xml("POST", xml.build_delete(plain), query="delete", entries=len(plain))
             refused = xml.parse_delete(bytes(answer.body), len(plain))
-            told = [to_error(Refusal(method="DELETE", status=answer.status, **one._asdict())) for one in refused]
+            told = [
+                to_error(Refusal(method="DELETE", key=key, status=answer.status, code=code, message=message))
+                for key, code, message in refused
+            ]
             failures = [error for error in told if not isinstance(error, NotFound)]
             for error in failures:
                 if error.transient:

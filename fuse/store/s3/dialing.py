@@ -51,23 +51,18 @@ class Route:
         return f"{scheme}://{self.host}:{self.port}{via}"
 
 
+@lru_cache(maxsize=16)
 def trust(ca_bundle: str = "") -> ssl.SSLContext:
-    """Return a TLS context that trusts the system's roots, and those of `ca_bundle` (PEM). Errors: InvalidRequest."""
-    if not ca_bundle:
-        return _system_trust()
+    """Return a TLS context that trusts the system's roots, and those of `ca_bundle` (PEM). Errors: InvalidRequest.
+    Shared, since the system's roots take 0.8 MiB in each context, and a controller has many clients."""
     context = judged_alike(ssl.create_default_context())
     try:
-        context.load_verify_locations(cadata=ca_bundle)
+        if ca_bundle:
+            context.load_verify_locations(cadata=ca_bundle)
     except (ssl.SSLError, ValueError) as error:
         text = "caBundle, or ca.crt of the Secret, holds no PEM certificate that can be read"
         raise InvalidRequest(f"{text}: {one_line(str(error))}") from error
     return context
-
-
-@lru_cache(maxsize=1)
-def _system_trust() -> ssl.SSLContext:
-    """Shared, since the system's roots take 0.8 MiB in each context, and a controller has many clients."""
-    return judged_alike(ssl.create_default_context())
 
 
 def proxy_for(host: str, *, secure: bool) -> Proxy | None:

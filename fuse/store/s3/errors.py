@@ -76,10 +76,8 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
 """What each class tells the user, and the codes and statuses that mean the class. OperationAborted and
 ConditionalRequestConflict refuse a request without effect while another one runs, so the request is tried again."""
 
-_PAIRS = [(said, kind) for kind, (_, words) in _KINDS.items() for said in words.split()]
-MEANT = dict(_PAIRS)
+MEANT = {said: kind for kind, (_, words) in _KINDS.items() for said in words.split()}
 """The class of each code, and of each status for answers without a known code (answers to a HEAD have no body)."""
-assert len(MEANT) == len(_PAIRS), "a code or status stands twice in _KINDS"
 
 UNANNOUNCED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """Raised by the ssl module when the other side ends the connection; TLS and its settings are not at fault."""

@@ -59,14 +59,6 @@ _HTML = re.compile(rb"\s*(?:<[?!](?!doctype html)[^>]*>\s*)*<(?:!doctype )?html\
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class DeleteRefusal(NamedTuple):
-    """One key that a bulk delete did not remove, and the server's reason."""
-
-    key: str
-    code: str
-    message: str
-
-
 class ErrorAnswer(NamedTuple):
     """An <Error> document; '' where an element is missing."""
 
@@ -186,12 +178,10 @@ def parse_tags(body: bytes) -> list[tuple[str, str]]:
     return [(tag.findtext("Key") or "", tag.findtext("Value") or "") for tag in found]
 
 
-def parse_delete(body: bytes, entries: int = 1000) -> list[DeleteRefusal]:
-    """Parse the failures in a DeleteResult, whose keys are not URL-encoded. Errors: CorruptBody."""
-    return [
-        DeleteRefusal(item.findtext("Key") or "", item.findtext("Code") or "", item.findtext("Message") or "")
-        for item in _parse(body, "DeleteResult", _FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
-    ]
+def parse_delete(body: bytes, entries: int = 1000) -> list[tuple[str, str, str]]:
+    """Parse the failures in a DeleteResult to key, not URL-encoded, code and message. Errors: CorruptBody."""
+    failures = _parse(body, "DeleteResult", _FEW_TAGS + entries * _ENTRY_TAGS).iterfind("Error")
+    return [(one.findtext("Key") or "", one.findtext("Code") or "", one.findtext("Message") or "") for one in failures]
 
 
 def parse_error(body: bytes) -> ErrorAnswer | None:
