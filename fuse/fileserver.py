@@ -15,8 +15,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields as fields_of
-from dataclasses import replace
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
@@ -38,17 +36,6 @@ BASE_BYTES = 128 << 20
 NODE_BYTES = 640
 """The memory of a node with its entries in the tables, measured."""
 LOG_SLACK = 10_000
-_LIVE = (
-    "cache_size_bytes", "capacity_bytes", "conflict", "group", "metadata_ttl_s", "used_bytes", "used_files",
-    "write_back_s",
-)  # fmt: skip
-"""The fields of MountSpec that may change while it is mounted; most have no effect here."""
-
-
-def ttl_of(spec: MountSpec) -> float:
-    """Return how long the kernel may cache an answer, in seconds. With libfuse, which has one TTL for all answers, this
-    is half of the specified time, because a request to the server may take the other half."""
-    return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
 
 
 def nodes_within(memory_bytes: int) -> int:
@@ -253,12 +240,9 @@ class MountedFileServer:
 
     def apply(self, spec: MountSpec) -> list[str]:
         """See MountedStore. The capacity and the used space are the server's, not the specification's."""
-        live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
-        self._spec = replace(self._spec, **live)  # type: ignore[arg-type]
-        self.filesystem.change(ttl_of(spec), spec.group)
-        return [
-            each.name for each in fields_of(MountSpec) if getattr(self._spec, each.name) != getattr(spec, each.name)
-        ]
+        self._spec = self._spec.with_live(spec)
+        self.filesystem.change(spec.believed_s, spec.group)
+        return self._spec.differences(spec)
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Errors: Unsupported, always."""

@@ -253,7 +253,7 @@ class Server:
             name=spec.name,
             read_only=spec.read_only,
             allow_other=spec.allow_other,
-            ttl_s=spec.metadata_ttl_s / 2,  # the other half is the mount's own: vfs/build.believed_s
+            ttl_s=spec.believed_s,
             ready=lambda: frames.send(self.channel, {"negotiated": {}}),
         )
 

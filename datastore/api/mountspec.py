@@ -7,7 +7,7 @@ refuses another version than its own; its error names the command that replaces 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from datastore.api.source import Source, document_of, reveal, shown, source_from
@@ -15,6 +15,11 @@ from datastore.errors import InvalidManifest
 
 VERSION = 2
 """Version 2 has `source`, of one of several kinds, in place of `s3`."""
+_LIVE = (
+    "cache_size_bytes", "capacity_bytes", "conflict", "group", "metadata_ttl_s", "upload_limit_bytes", "used_bytes",
+    "used_files", "write_back_s",
+)  # fmt: skip
+"""The fields that can change while a mount stands; so can the credentials of a bucket."""
 LEAST_MEMORY_BYTES = 192 << 20
 """The lowest ceiling of a server's memory; with a lower one the server would only be busy freeing memory."""
 
@@ -59,6 +64,21 @@ class MountSpec:
     group: int | None = None
     labels: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
+
+    @property
+    def believed_s(self) -> float:
+        """For how many seconds the mount believes an answer of the storage. The kernel is told the rest of that time
+        with each reply; libfuse takes one time for all replies, so with it the mount and the kernel get half each."""
+        return self.metadata_ttl_s / 2 if self.transport == "libfuse" else self.metadata_ttl_s
+
+    def with_live(self, asked: MountSpec) -> MountSpec:
+        """Return this specification with those settings of `asked` that can change while the mount stands."""
+        live: dict[str, Any] = {name: getattr(asked, name) for name in _LIVE}
+        return replace(self, **live)
+
+    def differences(self, other: MountSpec) -> list[str]:
+        """Return the names of the fields that differ."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != getattr(other, each.name)]
 
     def to_json(self) -> str:
         """Return the document with its secrets, for a pipe, never for a log or a file.

@@ -9,7 +9,7 @@ from datastore.api.mountspec import MountSpec
 from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
 
-from ..fileserver import MountedFileServer, nodes_within, ttl_of
+from ..fileserver import MountedFileServer, nodes_within
 from ..loop import Loop
 from .client import FIRST_CONNECTION_S, Client
 from .filesystem import NFSFilesystem
@@ -38,7 +38,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
         client,
         state,
         loop=Loop(),
-        ttl_s=ttl_of(spec),
+        ttl_s=spec.believed_s,
         group=spec.group,
         limit=nodes_within(spec.memory_bytes),
         resumed=resumed,

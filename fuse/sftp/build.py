@@ -8,7 +8,7 @@ from datastore.api.mountspec import MountSpec
 from datastore.api.source import SFTPLocation
 from datastore.errors import InvalidManifest
 
-from ..fileserver import MountedFileServer, nodes_within, ttl_of
+from ..fileserver import MountedFileServer, nodes_within
 from ..loop import Loop
 from .connection import Connection
 from .filesystem import SFTPFilesystem
@@ -34,7 +34,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
         connection,
         state,
         loop=Loop(),
-        ttl_s=ttl_of(spec),
+        ttl_s=spec.believed_s,
         group=spec.group,
         limit=nodes_within(spec.memory_bytes - listing_bytes),
         listing_bytes=listing_bytes,

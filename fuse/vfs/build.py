@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,18 +42,6 @@ from .tree.reclaimer import Shares, holdings
 from .warm import warm
 
 log = logging.getLogger(__name__)
-_LIVE = (
-    "cache_size_bytes",
-    "capacity_bytes",
-    "conflict",
-    "group",
-    "metadata_ttl_s",
-    "upload_limit_bytes",
-    "used_bytes",
-    "used_files",
-    "write_back_s",
-)
-"""The fields of MountSpec that can change while the mount lives; the credentials of `source` can, too."""
 LEFT_S = 20.0
 """How long a new mount waits, in seconds, until what an earlier one has left is sent; the supervisor waits for 60 s."""
 
@@ -98,14 +85,13 @@ class MountedStore:
 
     def apply(self, spec: MountSpec) -> list[str]:
         """See server.MountedStore. When the group changes, the kernel is told to drop the attributes that it caches."""
-        live: dict[str, object] = {name: getattr(spec, name) for name in _LIVE}
-        running = replace(self._spec, **live, source=self._renewed(spec.source))  # type: ignore[arg-type]
+        running = replace(self._spec.with_live(spec), source=self._renewed(spec.source))
         core = self.filesystem.core
         core.loop.call(partial(self._change_settings, running))
         core.cache.resize(running.cache_size_bytes)
         self._store.upload_pace.limit(running.upload_limit_bytes)
         self._spec = running
-        return [each.name for each in fields_of(MountSpec) if getattr(running, each.name) != getattr(spec, each.name)]
+        return running.differences(spec)
 
     def _change_settings(self, running: MountSpec) -> None:
         core = self.filesystem.core
@@ -161,18 +147,11 @@ def s3_of(spec: MountSpec) -> S3Location:
     return spec.source
 
 
-def believed_s(spec: MountSpec) -> float:
-    """Return for how many seconds the mount believes an answer of the store. The kernel is told the rest of that time
-    with each reply; libfuse takes one time for all replies, so with it the mount and the kernel get half of it each.
-    """
-    return spec.metadata_ttl_s / 2 if spec.transport == "libfuse" else spec.metadata_ttl_s
-
-
 def settings_of(spec: MountSpec) -> Settings:
     """Return the settings that a specification asks for."""
     umask = 0o022 if spec.umask is None else spec.umask
     return Settings(
-        metadata_ttl_s=believed_s(spec),
+        metadata_ttl_s=spec.believed_s,
         full_attributes=spec.attributes == "full",
         capacity_bytes=spec.capacity_bytes,
         used_bytes=spec.used_bytes or 0,

@@ -11,7 +11,6 @@ from typing import Literal
 import pytest
 
 from datastore.fuse.ops import Fh, OpenRequest, SetAttr
-from datastore.fuse.vfs.build import believed_s
 from datastore.fuse.vfs.upload import upkeep
 from datastore.fuse.vfs.upload.upkeep import BUSY_S, QUIET_S
 from tests.driving import resolve
@@ -276,8 +275,8 @@ def test_a_directory_that_is_slow_to_list_is_not_listed_for_each_name(world: Wor
 @promise("S-28", "S-43")
 def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
     """Libfuse gives the kernel one time for all answers: it and the mount's own add up to metadataTTL."""
-    assert believed_s(replace(one.spec, transport="libfuse")) == one.spec.metadata_ttl_s / 2
-    assert believed_s(one.spec) == one.spec.metadata_ttl_s
+    assert replace(one.spec, transport="libfuse").believed_s == one.spec.metadata_ttl_s / 2
+    assert one.spec.believed_s == one.spec.metadata_ttl_s
 
 
 @promise("S-11")
