@@ -14,7 +14,7 @@ from datastore.errors import AlreadyExists, InvalidKey, KeyTooLong, NotFound, Pr
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
 from ...store.base import ObjectVersion, WriteOptions
-from ...store.limits import key_bytes
+from ...store.limits import MAX_KEY_BYTES, key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
@@ -24,7 +24,7 @@ from ..tree import facts
 from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, stands_for_directory, to_metadata, type_of
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listed, Listing
-from ..tree.names import KEY_MAX, LINK_SUFFIX, NAME_MAX, creatable, segment_of
+from ..tree.names import LINK_SUFFIX, NAME_MAX, creatable, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
@@ -196,7 +196,7 @@ class Changes:
     def check_key(self, directory: Directory, tail: str) -> None:
         """Refuse a key that cannot be made or replaced later. Errors: FSError(ENAMETOOLONG, EEXIST if hidden here)."""
         key = directory.key + tail
-        if len(key_bytes(key)) > KEY_MAX or not self._fits(tail):
+        if len(key_bytes(key)) > MAX_KEY_BYTES or not self._fits(tail):
             raise FSError(errno.ENAMETOOLONG)
         if directory is self._core.nodes.root and tail in HIDDEN:
             raise FSError(errno.EEXIST)

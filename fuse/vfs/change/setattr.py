@@ -10,11 +10,12 @@ from datastore.errors import NotFound, PreconditionFailed
 
 from ...ops import NOW, AttrReply, Caller, Fh, FSError, Ino, SetAttr
 from ...store.base import WriteOptions, WriteResult
+from ...store.limits import check_metadata
 from ..lookup.resolver import Resolver
 from ..opened.files import Files
 from ..opened.handles import Handles
 from ..tree import facts
-from ..tree.attrs import DIRECTORY_TYPE, METADATA_MAX, Attributes, changed, metadata_size, to_metadata
+from ..tree.attrs import DIRECTORY_TYPE, Attributes, changed, to_metadata
 from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
@@ -48,7 +49,7 @@ class SetAttrs:
         return self._resolver.attr_reply(node)
 
     async def setattr(self, caller: Caller, ino: Ino, fh: Fh, changes: SetAttr) -> AttrReply:
-        """Change any attributes, the size among them. Errors: FSError(ESTALE, ENOSPC, EFBIG)."""
+        """Change any attributes, the size among them. Errors: FSError(ESTALE, EFBIG), MetadataTooLarge."""
         node = self._handles.node_of(ino, fh)
         await self._ask(node, fh)
         if changes.size is not None:
@@ -88,8 +89,7 @@ class SetAttrs:
                 await replace_stand_in(self._core, node)
         async with self._core.tree.shared(), node.lock:
             new = change(node.attributes)
-            if metadata_size(to_metadata(new)) > METADATA_MAX:
-                raise FSError(errno.ENOSPC)
+            check_metadata(node.key, to_metadata(new))
             if node.dirty or node.gone:
                 facts.edited(node, new)
                 self._uploads.record(node)

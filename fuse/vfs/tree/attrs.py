@@ -20,10 +20,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from ...ops import NOW, SetAttr
-from ...store.base import user_metadata
 
-METADATA_MAX = 2048
-"""The most bytes of user metadata, names and values together (S3 user guide, system and user metadata)."""
 DIRECTORY_TYPE = "application/x-directory"
 FILE_TYPE = "application/octet-stream"
 _KNOWN_TYPES = MimeTypes()
@@ -133,11 +130,6 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
 def without_times(metadata: Mapping[str, str]) -> dict[str, str]:
     """Drop the times, for an upload that begins before the last write: its LastModified takes their place."""
     return {name: text for name, text in metadata.items() if name not in _TIMES}
-
-
-def metadata_size(metadata: Mapping[str, str]) -> int:
-    """Return how many bytes count against METADATA_MAX."""
-    return sum(len(name) + len(text) for name, text in user_metadata(metadata).items())
 
 
 def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, content_type: str = "") -> Attributes:

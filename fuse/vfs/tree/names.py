@@ -19,8 +19,6 @@ LINK_SUFFIX = ".rclonelink"
 BESIDE_DIRECTORY = "\uf000".encode()
 NAME_MAX = 255
 """The most bytes of a name that may be created here; longer names of other tools are shown all the same."""
-KEY_MAX = 1024
-"""The most bytes of a key (S3 user guide, object key naming)."""
 
 _PRIVATE = 0xF000
 _PRIVATE_MARKS = (b"\xef\x80", b"\xef\x81", b"\xef\x82", b"\xef\x83")

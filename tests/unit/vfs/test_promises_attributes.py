@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ import pytest
 from datastore.errors import AccessDenied
 from datastore.fuse.ops import NOW, ROOT_INO, Caller, Fh, OpenRequest, SetAttr
 from datastore.fuse.store.base import HeadSink, WriteOptions
-from datastore.fuse.vfs.tree.attrs import METADATA_MAX, metadata_size
+from datastore.fuse.store.limits import MAX_METADATA_BYTES
 from tests.clock import EPOCH_NS
 from tests.driving import resolve
 from tests.faulty import Fault, no_faults
@@ -24,6 +24,10 @@ from tests.mounted import Client, World, failing, fails
 from tests.promises import promise
 
 THEN_NS = 1_234_567_890_123_456_789
+
+
+def metadata_size(metadata: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in metadata.items())
 
 
 @promise("S-11")
@@ -374,13 +378,13 @@ def test_two_kib_of_metadata_and_no_byte_more(world: World, one: Client) -> None
     """Also of a file that is not sent yet: its close would fail."""
     one.local.write("f", b"x")
     one.local.setxattr("f", b"user.", b"1" * 999)
-    name = b"user." + b"n" * (METADATA_MAX - metadata_size(world.metadata("f")))
+    name = b"user." + b"n" * (MAX_METADATA_BYTES - metadata_size(world.metadata("f")))
     one.local.removexattr("f", b"user.")
     with one.local.opened("f", os.O_WRONLY) as file:
         file.write(b"X")
         failing(errno.ENOSPC, one.local.setxattr, "f", name + b"n", b"1" * 999)
     one.local.setxattr("f", name, b"1" * 999)
-    assert metadata_size(world.metadata("f")) == METADATA_MAX
+    assert metadata_size(world.metadata("f")) == MAX_METADATA_BYTES
     failing(errno.ENOSPC, one.local.setxattr, "f", name, b"1" * 1002)
 
 
