@@ -69,7 +69,7 @@ PREPARED_TIMEOUT_S = 2_000_000.0
 
 
 def own_process() -> dict[str, int | float]:
-    """Return rssBytes, openFiles, threads and cpuSeconds of this process; the first two only where /proc exists."""
+    """Return rssBytes, openFiles, threads and cpuSeconds of this process; without descriptors only the last two."""
     own: dict[str, int | float] = {"threads": threading.active_count(), "cpuSeconds": round(time.process_time(), 2)}
     proc = Path("/proc/self")
     with suppress(OSError):
@@ -237,14 +237,13 @@ class Server:
         frames.send(self.channel, {"negotiated": asdict(settled)})
 
     def _libfuse(self) -> Callable[[], object]:
-        if sys.platform == "linux":
-            os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")  # mfusepy would take version 2 first
+        os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")  # mfusepy would take version 2 first
         try:
             from .libfuse.adapter import serve  # here: it needs libfuse and mfusepy, which the other transport doesn't
         except (ImportError, OSError, AttributeError) as error:
             raise MountFailed(
-                f"the libfuse transport can't be loaded ({error}); install libfuse (apt-get install libfuse3-3 fuse3,"
-                " or macFUSE) and kube-datastore[libfuse]"
+                f"the libfuse transport can't be loaded ({error}); install libfuse (apt-get install libfuse3-3 fuse3)"
+                " and kube-datastore[libfuse]"
             ) from error
         spec = self.spec
         return lambda: serve(

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import struct
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -213,8 +212,6 @@ def scatter(directory: Path) -> None:
     where the directories are spread (measured, Linux 6.18).
     Source: ext4_new_inode, recently_deleted and find_group_orlov in Linux; the attribute T of chattr(1).
     """
-    if sys.platform != "linux":
-        return
     with contextlib.suppress(OSError):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

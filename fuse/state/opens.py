@@ -59,7 +59,7 @@ class OpenTable:
         try:
             # Not ftruncate alone: an access to a page for which the disk has no room would kill the process (SIGBUS).
             if os.fstat(fd).st_size < size:
-                os.posix_fallocate(fd, 0, size) if hasattr(os, "posix_fallocate") else os.ftruncate(fd, size)
+                os.posix_fallocate(fd, 0, size)
             return mmap.mmap(fd, size)
         except OSError:
             return mmap.mmap(-1, size)
