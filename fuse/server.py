@@ -388,10 +388,15 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
                 os.dup2(file.fileno(), fd)
         spec = from_json(message["spec"])
         control = ControlServer(Path(spec.state_dir))
-        build = load_builder(str(message.get("builder", builder)))  # before _confine(): some imports start programs
+        build = load_builder(str(message.get("builder", builder)))  # before confine(): some imports start programs
         if confined:
             control.bind()  # a confined process can't make a Unix socket
-            unconfined = _confine(spec)
+            from .confinement import confine
+
+            unconfined = confine(spec)
+            for line in unconfined:
+                what = "a mount server that is taken over is not kept from all others have"
+                log.warning(what, extra=fields(missing=line))
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
         store = build(spec, resumed=resumed)
@@ -416,16 +421,13 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
         return EXIT_FAILED
 
 
-def _confine(spec: MountSpec) -> list[str]:
-    from .confinement import confine
-
-    missing = confine(spec)
-    for line in missing:
-        log.warning("a mount server that is taken over is not kept from all others have", extra=fields(missing=line))
-    return missing
-
-
-def _prepare_process() -> None:
+def main(arguments: list[str]) -> NoReturn:
+    """Run the command line. It ends with _exit, so that a thread that hangs on the network can't keep the process."""
+    parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
+    parser.add_argument("channel", type=int)
+    parser.add_argument("--builder", required=True)
+    parser.add_argument("--confined", metavar="STATE_DIR", help="give up what a server on a cluster's node needs not")
+    options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # some were inherited as blocked
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # all stacks into the log: for the report of a mount that hangs
@@ -434,16 +436,6 @@ def _prepare_process() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.umask(0o077)
     logs.setup()
-
-
-def main(arguments: list[str]) -> NoReturn:
-    """Run the command line. It ends with _exit, so that a thread that hangs on the network can't keep the process."""
-    parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
-    parser.add_argument("channel", type=int)
-    parser.add_argument("--builder", required=True)
-    parser.add_argument("--confined", metavar="STATE_DIR", help="give up what a server on a cluster's node needs not")
-    options = parser.parse_args(arguments)
-    _prepare_process()
     code = run(socket.socket(fileno=options.channel), options.builder, confined=bool(options.confined))
     logging.shutdown()
     os._exit(code)

@@ -111,7 +111,6 @@ class CacheSpace:
     def evict(self, wanted_bytes: int) -> int:
         """Unlink the files used longest ago until `wanted_bytes` fit; return the bytes freed, 0 while another thread or
         process evicts. Errors: OSError."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self._directory / "evicting", "ab") as turn:
             try:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)

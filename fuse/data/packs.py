@@ -124,7 +124,10 @@ class Packs:
         file, start = self._appendable(pack_bytes)
         at, end = start + len(head) + len(rows), start + _size_of(smalls)
         try:
-            _write(file.fd, [head, rows, *[one.body for one in smalls]], start, end)
+            parts = [head, rows, *[one.body for one in smalls]]
+            written = os.pwritev(file.fd, parts, start)
+            if written < end - start:
+                write_fully(file.fd, memoryview(b"".join(parts))[written:], start + written)
         except OSError:
             self._give_up(file, start)
             raise
@@ -288,13 +291,6 @@ def _group_at(fd: int, start: int, size: int) -> _Group | None:
     at = start + _HEAD.size + len(rows)
     end = at + sum(row[1] for row in _ROW.iter_unpack(rows))
     return _Group(rows, at, end) if end <= size else None
-
-
-def _write(fd: int, parts: list[Body], start: int, end: int) -> None:
-    """Write all parts, from `start` to `end` of the file. Errors: OSError."""
-    written = os.pwritev(fd, parts, start)
-    if written < end - start:
-        write_fully(fd, memoryview(b"".join(parts))[written:], start + written)
 
 
 def _fingerprint(name: bytes) -> bytes:

@@ -8,7 +8,7 @@ INVARIANT: every byte of [0, size) is in the file (present), comes from the base
 is zero.
 INVARIANT: dirty_ranges is within present and [0, size).
 The node's lock guards a staging file, except for read_present(). Threads: the event loop's; a pool thread ("lane") may
-call sync(), read(), whole() and put(), which change no attribute that the loop reads.
+call sync(), read() and put(), which change no attribute that the loop reads.
 """
 
 from __future__ import annotations
@@ -145,10 +145,6 @@ class StagedFile:
         """Return a part to send; later writes to the file take their ranges out of `streamed`. Errors: OSError."""
         self.streamed.add(start, stop)
         return FilePart(os.dup(self.fd), start, stop)
-
-    def whole(self) -> bytes:
-        """Return the whole content; every byte must be present or zero."""
-        return self.read(0, self.size)
 
     def sync(self) -> None:
         """Bring the file's content and name to the disk itself, so that they outlive a power cut. Errors: OSError."""

@@ -45,8 +45,3 @@ class SavedListings:
         if fh in self._saved:
             self._saved.discard(fh)
             (self._directory / str(fh)).unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Remove everything: in a fresh mount no directory is being read."""
-        for fh in list(self._saved):
-            self.forget(fh)

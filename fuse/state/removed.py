@@ -62,8 +62,3 @@ class RemovedFiles:
             if int(path.stem) not in known:
                 path.unlink()
         return found
-
-    def clear(self) -> None:
-        """Drop all: in a fresh mount no file is open."""
-        for path in self._directory.iterdir():
-            path.unlink()

@@ -32,14 +32,6 @@ def _say(line: dict[str, object]) -> None:
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def _detach(supervisor: Supervisor) -> None:
-    """Detach from the terminal and from the process that started us: our output goes to the log."""
-    with open(os.devnull, "rb") as null, open(supervisor.log_path, "ab") as file:
-        for ours, theirs in ((null, 0), (file, 1), (file, 2)):
-            os.dup2(ours.fileno(), theirs)
-    os.chdir("/")
-
-
 def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
     """Make the mount, keep it, and return the exit code."""
     held = None
@@ -75,7 +67,11 @@ def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerPro
         if held is None:  # nobody would ever unmount a new mount; the guard's host still holds one that was adopted
             supervisor.close()
         return EXIT_ERROR
-    _detach(supervisor)
+    # Nothing is left of the terminal and of the process that started us: our output goes to the log.
+    with open(os.devnull, "rb") as null, open(supervisor.log_path, "ab") as file:
+        for ours, theirs in ((null, 0), (file, 1), (file, 2)):
+            os.dup2(ours.fileno(), theirs)
+    os.chdir("/")
     return supervisor.keep()
 
 

@@ -192,6 +192,9 @@ def build_filesystem(
     namespace = f"{location.endpoint}/{location.bucket} {reader}"
     cache = BlockCache(Path(spec.cache_dir), spec.cache_size_bytes, namespace)
     cache.learn()
+    if not resumed:  # in a fresh mount no file is open, and no directory is being read
+        for path in (*state.glob("removed/*"), *state.glob("listings/*")):
+            path.unlink()
     settings = settings_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
@@ -226,8 +229,6 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     else:
         core.nodelog.rewrite([])
         core.opens.clear()
-        core.removed.clear()
-        core.listings.clear()
         for intent in core.db.intents() if core.db.rebooted else ():
             # The machine may have gone down before the end of an intent was on the disk: treat it as put off (S-27).
             with suppress(OSError):  # the disk is full

@@ -384,7 +384,7 @@ class Delivery:
 
     async def _put(self, staged: StagedFile, key: str, options: WriteOptions) -> Delivered:
         """Send the file by one PUT; runs in a lane, unless the file is SMALL."""
-        body = staged.whole()
+        body = staged.read(0, staged.size)
         result = await self._core.store.put(key, body, options)
         return Delivered(result, options.metadata, body if len(body) <= SMALL else b"")
 
@@ -429,7 +429,7 @@ class Delivery:
 def _etag(staged: StagedFile) -> str:
     """Compute the ETag that an upload of the file would have; runs in a lane."""
     if not plan_upload(staged.size, 0, staged.dirty_ranges):
-        return etag_of(staged.whole())
+        return etag_of(staged.read(0, staged.size))
     return joined_etag(
         etag_of(staged.read(start, stop - start)) for _, (start, stop), _ in scheduled_parts(staged.size)
     )
