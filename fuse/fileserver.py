@@ -14,7 +14,8 @@ import logging
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from datastore.api.mountspec import MountSpec
@@ -90,12 +91,8 @@ class KnownNodes(Generic[N]):
 
     def surplus(self) -> Sequence[Held]:
         """When there are more nodes than the limit, return old ones that are not open, for the kernel to forget."""
-        return list(self._oldest(len(self.by_ino) - self._limit)) if len(self.by_ino) > self._limit else ()
-
-    def _oldest(self, count: int) -> Iterator[Held]:
-        for node in list(self.by_ino.values())[: 2 * count]:
-            if not node.opens and node.kind != stat.S_IFDIR:
-                yield Held(node.ino, ROOT_INO, b"")
+        oldest = islice(self.by_ino.values(), max(0, 2 * (len(self.by_ino) - self._limit)))
+        return [Held(node.ino, ROOT_INO, b"") for node in oldest if not node.opens and node.kind != stat.S_IFDIR]
 
     def _told(self, nodes: list[N], new: list[N]) -> list[N]:
         """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them."""
