@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -145,10 +146,12 @@ def test_who_has_an_object_open_for_writing_does_not_follow_it(world: World, one
 
 def appending(world: World, key: str, lines: list[bytes]) -> Plan:
     """A plan by which another client appends the next of these lines just before each GET, until none is left."""
+    one_at_a_time = threading.Lock()  # several lanes may ask at once
 
     def plan(_: int, method: str) -> None:
-        if method == "get" and lines:
-            world.put(key, world.body(key) + lines.pop(0))
+        with one_at_a_time:
+            if method == "get" and lines:
+                world.put(key, world.body(key) + lines.pop(0))
 
     return plan
 
