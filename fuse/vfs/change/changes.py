@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datastore.errors import AlreadyExists, InvalidKey, KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...ops import Caller, Entry, FSError, Ino, OpenReply, OpenRequest
-from ...store.base import ObjectVersion, WriteOptions
+from ...store.base import WriteOptions
 from ...store.limits import MAX_KEY_BYTES, key_bytes
 from ..lookup.remote import HIDDEN, UNLINKED, Remote
 from ..lookup.resolver import Resolver
@@ -291,17 +291,11 @@ class Changes:
             else:
                 await self._keep_hidden(node)
         except (PreconditionFailed, NotFound, FSError):
-            if await self._has(version):
+            info = await self._core.head(version.key)
+            if info is not None and info.etag == version.etag:
                 raise
             return
         record_removed(self._core, node)
-
-    async def _has(self, version: ObjectVersion) -> bool:
-        """Return whether the store has this version, by a HEAD."""
-        try:
-            return (await self._core.store.head(version.key)).etag == version.etag
-        except NotFound:
-            return False
 
     async def _keep_hidden(self, node: Node) -> None:
         hidden = self._core.nodes.root.key + UNLINKED + uuid.uuid4().hex

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 
-from datastore.errors import NotFound, PreconditionFailed, StoreError
+from datastore.errors import PreconditionFailed, StoreError
 
 from ...ops import Caller, FSError, Ino
 from ...state.nodelog import NodeRecord
@@ -234,8 +234,8 @@ class Renames:
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
         listing = core.loop.spawn(core.store.list_page(old_prefix))
-        began_ns, page = await self._server_time_ns(old_prefix), await listing
-        subject = Subject(began_ns=began_ns)
+        marker, page = await core.head(old_prefix), await listing
+        subject = Subject(began_ns=marker.server_time_ns if marker is not None else 0)
         intent = core.db.begin("rename-directory", old_prefix, new_prefix, move, subject, caller.request)
         try:
             await copies.make(page)
@@ -247,13 +247,6 @@ class Renames:
             await self._follow(source, copies.made)
             await self._uploads.orphans.follow(old_prefix, new_prefix, copies.made)
             await copies.remove_originals()
-
-    async def _server_time_ns(self, key: str) -> int:
-        """Return the store's clock by a HEAD of this key; 0 when there is no such object. Errors: StoreError."""
-        try:
-            return (await self._core.store.head(key)).server_time_ns
-        except NotFound:
-            return 0
 
     async def _follow(self, top: Directory, made: dict[str, Copy]) -> None:
         """Update the nodes below a renamed directory: new keys, perhaps new etags. made: the copies by new key."""
@@ -351,11 +344,10 @@ class Renames:
 
     async def _finish_file(self, intent: Intent, node: Node | None) -> bool:
         core, source, subject = self._core, intent.source, intent.subject
-        try:
-            info = await core.store.head(source)
-        except NotFound:
+        info = await core.head(source)
+        if info is None or not subject.includes(info.etag, info.mtime_ns):
             return False
-        if not subject.includes(info.etag, info.mtime_ns) or await _used_anew(core, intent.target, subject, info):
+        if await _used_anew(core, intent.target, subject, info):
             return False
         async with self._uploads.orphans.superseded(intent.target, subject.put_off_ns or math.inf):
             result = await copy_object(core, ObjectVersion(source, info.etag, info.size), intent.target)
@@ -381,11 +373,8 @@ async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectIn
     """Return whether a client wrote the new key since the rename was put off.
     The version there is then neither the old target nor our copy, whose etag is another one if the source is in parts.
     """
-    if not subject.put_off_ns:
-        return False
-    try:
-        there = await core.store.head(target)
-    except NotFound:
+    there = await core.head(target) if subject.put_off_ns else None
+    if there is None:
         return False
     described = user_metadata(source.metadata)
     copied = bool(described) and there.size == source.size and user_metadata(there.metadata) == described
@@ -394,9 +383,6 @@ async def _used_anew(core: Core, target: str, subject: Subject, source: ObjectIn
 
 async def _remove(core: Core, key: str, subject: Subject) -> None:
     """Remove the object of a key, unless the key is '' or the object is of a version that is not the subject's."""
-    if not key:
-        return
-    with suppress(NotFound):
-        info = await core.store.head(key)
-        if subject.includes(info.etag, info.mtime_ns):
-            await core.remove(key)
+    info = await core.head(key) if key else None
+    if info is not None and subject.includes(info.etag, info.mtime_ns):
+        await core.remove(key)

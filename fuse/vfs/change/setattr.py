@@ -117,15 +117,13 @@ class SetAttrs:
             node.staged.moved(node.version())
 
     async def _write(self, node: Node, new: Attributes) -> WriteResult:
-        options = WriteOptions(metadata=to_metadata(new), content_type=new.content_type)
         if not isinstance(node, Directory):
+            options = WriteOptions(metadata=to_metadata(new), content_type=new.content_type)
             return await copy_object(self._core, node.version(), node.key, options)
-        result = WriteResult(node.etag, 0)
-        if node.key:
-            # The root of a whole bucket has no key: its attributes last as long as the mount.
-            options = WriteOptions(metadata=options.metadata, content_type=DIRECTORY_TYPE)
-            result = await self._core.store.put(node.key, b"", options)
-        return result
+        if not node.key:  # the root of a whole bucket: its attributes last as long as the mount
+            return WriteResult(node.etag, 0)
+        options = WriteOptions(metadata=to_metadata(new), content_type=DIRECTORY_TYPE)
+        return await self._core.store.put(node.key, b"", options)
 
     # -- extended attributes
 

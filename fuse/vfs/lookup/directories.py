@@ -6,6 +6,7 @@ import stat
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from ...ops import Caller, DirBudget, DirEntry, Entry, Fh, Ino, OpenDirReply
 from ..tree import facts
@@ -41,13 +42,12 @@ class Directories:
         self._resolver = resolver
         self._dir_cache = dir_cache
         self._snapshots: dict[int, Snapshot] = {}
-        self._next_fh = time.time_ns()
+        self._numbers = count(time.time_ns())  # as in Handles
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         """Open a directory. Errors: FSError(ENOTDIR, ESTALE)."""
         directory = self._resolver.directory(ino)
-        fh = Fh(self._next_fh)
-        self._next_fh += 1
+        fh = Fh(next(self._numbers))
         self._add(Snapshot(directory, fh))
         self._core.nodes.use(directory)
         return self._dir_cache.opened(directory, fh)

@@ -8,7 +8,6 @@ import errno
 import stat
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -306,13 +305,12 @@ class Remote:
             self.lost(node)
             return False
         if node.stood_in():
-            with suppress(NotFound):
-                info = await core.store.head(node.key[:-1])
-                if node.asked_as != was:
-                    return None
-                if stands_for_directory(info.key, info.size, info.content_type):
-                    facts.headed(core, node, info)
-                    return True
+            info = await core.head(node.key[:-1])
+            if node.asked_as != was:
+                return None
+            if info is not None and stands_for_directory(info.key, info.size, info.content_type):
+                facts.headed(core, node, info)
+                return True
         shown_at = core.clock.monotonic() if node.parent is None else self.shown_at(node)
         if shown_at is None:
             page = await core.store.list_page(node.key, max_keys=1)

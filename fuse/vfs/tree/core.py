@@ -7,13 +7,13 @@ are taken in this order (docs/CONCURRENCY.md): tree lock, directory.listing_lock
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from datastore.clock import Clock
-from datastore.errors import StoreError
+from datastore.errors import NotFound, StoreError
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
@@ -25,7 +25,7 @@ from ...state.nodelog import NodeLog, NodeRecord
 from ...state.opens import OpenTable
 from ...state.removed import RemovedFiles
 from ...state.statedb import StateDb
-from ...store.base import ObjectStore
+from ...store.base import ObjectInfo, ObjectStore
 from .attrs import Defaults
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
@@ -136,6 +136,12 @@ class Core:
         # When two nodes had one name, the one that is gone has to come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Ask the store for what it says of an object; None: it has no such object. Errors: StoreError."""
+        with suppress(NotFound):
+            return await self.store.head(key)
+        return None
 
     async def remove(self, key: str) -> None:
         """Delete an object, and forget its attributes. Errors: StoreError."""

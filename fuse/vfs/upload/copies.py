@@ -8,7 +8,7 @@ from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from datastore.errors import NotFound, StoreError
+from datastore.errors import StoreError
 from datastore.logs import fields
 
 from ...data.multipart import COPY_MAX, PARTS_MAX, Part
@@ -104,10 +104,8 @@ class Copies:
 
     async def _was_made(self, new_key: str) -> bool:
         """Return whether a copy whose answer was lost was made: an object of the original's size counts as the copy."""
-        try:
-            return (await self._core.store.head(new_key)).size == self._begun[new_key].size
-        except NotFound:
-            return False
+        info = await self._core.head(new_key)
+        return info is not None and info.size == self._begun[new_key].size
 
     async def remove_originals(self) -> None:
         """Delete every object below the old prefix; before that, copy what others wrote there since make().
@@ -152,13 +150,9 @@ class Copies:
 
     async def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
         """Return the object at the new key if it is the copy, or is newer than the original and than the rename."""
-        try:
-            info = await self._core.store.head(new_key)
-        except NotFound:
-            return None
-        written, began = info.mtime_ns // _SECOND_NS, self._subject.began_ns // _SECOND_NS
-        if written < began:
-            return None  # the marker of the empty directory that is replaced
+        info, began = await self._core.head(new_key), self._subject.began_ns // _SECOND_NS
+        if info is None or (written := info.mtime_ns // _SECOND_NS) < began:
+            return None  # there is none, or it is the marker of the empty directory that is replaced
         return info if written > found.mtime_ns // _SECOND_NS or info.etag == found.etag else None
 
     def _new_key(self, found: ListedObject) -> str:

@@ -38,7 +38,6 @@ from ...store.base import (
     ByteRange,
     ETag,
     FilePart,
-    ObjectInfo,
     ObjectVersion,
     PartNumber,
     UploadId,
@@ -333,17 +332,14 @@ class Delivery:
         """Check that no other client has written the object from which a file was made: the rename will remove it.
         Errors: FSError(ESTALE)."""
         if staged.expects and staged.base is not None:
-            with suppress(NotFound):
-                if (await self._core.store.head(staged.base.key)).etag != staged.expects:
-                    raise FSError(errno.ESTALE, CONFLICT)
+            info = await self._core.head(staged.base.key)
+            if info is not None and info.etag != staged.expects:
+                raise FSError(errno.ESTALE, CONFLICT)
 
     async def _conflict(self, staged: StagedFile, to: Destination, error: FSError) -> Delivered | None:
         """Find out which client was first when a write failed with ESTALE; return or raise what write() has to."""
         gives_way = not self._core.settings.refuse_conflicts
-        try:
-            info: ObjectInfo | None = await self._core.store.head(to.key)
-        except NotFound:
-            info = None
+        info = await self._core.head(to.key)
         if (info.etag if info is not None else "") == staged.expects:
             raise error  # no other client was first: a later try can succeed
         if info is None:
@@ -418,12 +414,11 @@ class Delivery:
         base = staged.base
         if base is None or staged.attempt is None:
             return False
-        with suppress(NotFound):
-            info = await self._core.store.head(base.key)
-            if user_metadata(info.metadata) == user_metadata(staged.attempt):
-                staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
-                return True
-        return False
+        info = await self._core.head(base.key)
+        if info is None or user_metadata(info.metadata) != user_metadata(staged.attempt):
+            return False
+        staged.moved(ObjectVersion(base.key, ETag(info.etag), info.size))
+        return True
 
 
 def _etag(staged: StagedFile) -> str:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import NamedTuple
 
-from datastore.errors import DatastoreError, NotFound, StoreError
+from datastore.errors import DatastoreError, StoreError
 from datastore.logs import fields
 
 from ...data.staging import StagedFile
@@ -167,9 +167,8 @@ class OrphanedUploads:
 
     async def _has_newer(self, left: OrphanedUpload) -> bool:
         """Return whether the store has content that was written since the file was begun, by its writer's clock."""
-        try:
-            info = await self._core.store.head(left.to.key)
-        except NotFound:
+        info = await self._core.head(left.to.key)
+        if info is None:
             return False
         defaults = self._core.settings.defaults.of(stat.S_IFREG, info.mtime_ns)
         written = from_metadata(info.metadata, stat.S_IFREG, defaults, info.content_type)

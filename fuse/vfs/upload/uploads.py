@@ -214,10 +214,9 @@ class Uploads:
         base = staged.base
         if staged.dirty or base is None or staged.expects is not None:
             return
-        with suppress(NotFound):
-            replaced = (await self._core.store.head(base.key)).etag != base.etag
-            if replaced and staged.complete:
-                self.stage(node).dirty = True
+        info = await self._core.head(base.key)
+        if info is not None and info.etag != base.etag and staged.complete:
+            self.stage(node).dirty = True
 
     async def send(
         self,
