@@ -51,8 +51,8 @@ class Chases:
     def __init__(self, core: Core) -> None:
         self._clock, self._sleep = core.loop.clock, core.loop.sleep
         self._opens, self._nodes = core.opens, core.nodes
-        self._chased: dict[tuple[int, bytes], dict[int, float]] = {}
-        """By directory and name: the threads that repeat an open, and until when (loop's clock) each is waited for."""
+        self._until: dict[tuple[int, bytes, int], float] = {}
+        """By directory, name and thread that repeats an open: until when (loop's clock) it is waited for."""
 
     def resume(self) -> None:
         """Expect the opens that an earlier server answered with ESTALE to be repeated."""
@@ -68,38 +68,31 @@ class Chases:
         if node.parent is None or node.name not in node.parent.children:
             return
         now = self._clock()
-        for name, threads in list(self._chased.items()):
-            if max(threads.values()) < now:
-                self._forget(name)
-        self._chased.setdefault((node.parent.ino, node.name), {})[thread] = now + PATIENCE_S
+        for key in [key for key, until in self._until.items() if until < now]:
+            self._forget(key)
+        self._until[node.parent.ino, node.name, thread] = now + PATIENCE_S
         self._opens.remove(SENT_BACK | thread)
         self._opens.add(SENT_BACK | thread, node.ino, 0, "", 0)
 
     def comes_back(self, node: Node, thread: int) -> bool:
         """Return whether an open of the node's name by this thread was answered with ESTALE a moment ago."""
-        if not self._chased or not thread or node.parent is None:
+        if not thread or node.parent is None:
             return False
-        return self._clock() < self._chased.get((node.parent.ino, node.name), {}).get(thread, 0.0)
+        return self._clock() < self._until.get((node.parent.ino, node.name, thread), 0.0)
 
     def caught(self, node: Node, thread: int) -> None:
         """Note that an open of this node succeeds, so that this thread is not expected to repeat it any more."""
-        if self._chased and node.parent is not None:
-            name = node.parent.ino, node.name
-            threads = self._chased.get(name, {})
-            if threads.pop(thread, None) is not None:
-                self._opens.remove(SENT_BACK | thread)
-                if not threads:
-                    del self._chased[name]
+        if self._until and node.parent is not None:
+            self._forget((node.parent.ino, node.name, thread))
 
     async def let_pass(self, parent: Ino, name: bytes) -> None:
         """Wait until every expected open of a name has succeeded, or its time is over."""
-        while max(self._chased.get((parent, name), {}).values(), default=0.0) > self._clock():
+        while any(key[:2] == (parent, name) and until > self._clock() for key, until in self._until.items()):
             await self._sleep(_LOOK_S)
-        self._forget((parent, name))
 
-    def _forget(self, name: tuple[int, bytes]) -> None:
-        for thread in self._chased.pop(name, {}):
-            self._opens.remove(SENT_BACK | thread)
+    def _forget(self, key: tuple[int, bytes, int]) -> None:
+        if self._until.pop(key, None) is not None:
+            self._opens.remove(SENT_BACK | key[2])
 
 
 @dataclass(eq=False, repr=False)
@@ -289,7 +282,7 @@ class Files:
         while at < stop:
             step = min(stop - at, _ZEROS_AT_ONCE - at % _ZEROS_AT_ONCE)
             staged.zero(at, step)
-            self._core.passthrough.zero(node.ino, at, step)
+            self._core.passthrough.write(node.ino, at, bytes(step))
             at += step
             await self._core.loop.pause()
 

@@ -83,10 +83,6 @@ class PassthroughFiles:
     def truncate(self, ino: Ino, size: int) -> None:
         self._change(ino, lambda fd: os.ftruncate(fd, size))
 
-    def zero(self, ino: Ino, offset: int, length: int) -> None:
-        """Fill a range inside the node's size, a few MiB at most, with zeros."""
-        self._change(ino, lambda fd: write_fully(fd, memoryview(bytes(length)), offset))
-
     async def grow(
         self,
         ino: Ino,
