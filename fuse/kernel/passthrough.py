@@ -4,8 +4,9 @@ The kernel allows one of these modes per inode at a time; an open in the other m
 docs/decisions). So the first open decides, and the others follow until the last release. Only then the backing id is
 closed: closing it right after the reply races with the opener. The kernel keeps all this when a server dies, so the
 table is in memory that the supervisor holds. Only the loop's thread may use it, but any may call count() and why_not().
-INVARIANT: an inode has a slot while it has opens; backing id 0 means 'through this server'. A crash between counting an
-open and answering it may count it twice, never too seldom: the inode keeps its mode for longer, and no open fails.
+INVARIANT: an inode has a slot while it has opens, unless the table was full; backing id 0 means 'through this server'.
+A crash between counting an open and answering it may count it twice, never too seldom: the inode keeps its mode for
+longer, and no open fails. The file system offers no local file for an inode that is open already.
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ from . import abi
 
 SLOT = Struct("<QII")  # ino, backing id, opens; a slot without opens is free
 SLOTS = 16_384
-TABLE_BYTES = (SLOTS + 1) * SLOT.size
-OVERFLOWED = 0
-"""Slot 0 belongs to no inode: its count is 1 once an open found no free slot. Then no inode gets a new backing id, also
-after a restart, because an inode without a slot may already be open through a server."""
+TABLE_BYTES = SLOTS * SLOT.size
 
 
 class OpenModes:
@@ -37,10 +35,9 @@ class OpenModes:
         self.refusal = ""
         """Why the kernel last refused to open a local file for passthrough; '' if it never did."""
         self._table = mmap.mmap(table_fd, TABLE_BYTES)
-        slots = list(SLOT.iter_unpack(self._table[:]))
-        self._unknown = bool(slots[OVERFLOWED][2])
-        self._slots = {ino: index for index, (ino, _, opens) in enumerate(slots) if opens and index != OVERFLOWED}
-        self._free = [index for index in range(SLOTS, OVERFLOWED, -1) if not slots[index][2]]
+        slots = list(enumerate(SLOT.iter_unpack(self._table[:])))
+        self._slots = {ino: index for index, (ino, _, opens) in slots if opens}
+        self._free = [index for index, (_, _, opens) in reversed(slots) if not opens]
 
     def opened(self, ino: int, open_flags: int, reply: OpenReply) -> tuple[int, int]:
         """Count an open, and return the FOPEN flags and the backing id for the answer to its OPEN or CREATE."""
@@ -98,11 +95,9 @@ class OpenModes:
             _, backing_id, opens = SLOT.unpack_from(self._table, index * SLOT.size)
         elif self._free:
             index = self._slots[ino] = self._free.pop()
-            backing_id = 0 if local_fd < 0 or self._unknown else self._open_backing(local_fd)
+            backing_id = 0 if local_fd < 0 else self._open_backing(local_fd)
             opens = 0
         else:
-            SLOT.pack_into(self._table, OVERFLOWED, 0, 0, 1)
-            self._unknown = True
             return 0
         SLOT.pack_into(self._table, index * SLOT.size, ino, backing_id, opens + 1)
         return int(backing_id)
