@@ -223,7 +223,7 @@ class FileServerFilesystem:
     async def _not_supported(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise FSError(errno.ENOSYS)
 
-    fallocate = lseek = getxattr = setxattr = listxattr = removexattr = _not_supported
+    fallocate = getxattr = setxattr = listxattr = removexattr = _not_supported
 
 
 class MountedFileServer:

@@ -258,8 +258,6 @@ class Filesystem(Protocol):
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         """mode: 0, FALLOC_FL_KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE; EOPNOTSUPP for others."""
 
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int: ...  # SEEK_DATA and SEEK_HOLE
-
     # -- directories
 
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply: ...

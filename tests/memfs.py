@@ -271,10 +271,6 @@ class MemFs:
     async def fallocate(self, ino: Ino, fh: Fh, offset: int, length: int, mode: int) -> None:
         await self._asked("fallocate")
 
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
-        await self._asked("lseek")
-        return offset
-
     async def opendir(self, caller: Caller, ino: Ino) -> OpenDirReply:
         await self._asked("opendir")
         return OpenDirReply(self._opened(ino).fh)

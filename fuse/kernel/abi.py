@@ -121,7 +121,6 @@ SETXATTR_IN = Struct("<II")  # fuse_setxattr_in, the form before SETXATTR_EXT: s
 GETXATTR_IN = Struct("<II")  # fuse_getxattr_in: size padding
 INTERRUPT_IN = Struct("<Q")  # fuse_interrupt_in: unique
 FALLOCATE_IN = Struct("<QQQII")  # fuse_fallocate_in: fh offset length mode padding
-LSEEK_IN = Struct("<QqII")  # fuse_lseek_in: fh offset whence padding (offset is loff_t)
 
 # -- reply bodies. The two formats are the fields of fuse_entry_out (nodeid generation entry_valid attr_valid
 #    entry_valid_nsec attr_valid_nsec, 40 bytes) and those of fuse_attr (ino size blocks atime mtime ctime atimensec
@@ -137,7 +136,6 @@ WRITE_REPLY = Struct("<IiQ" + "II")  # out header and fuse_write_out: size paddi
 STATFS_REPLY = Struct("<IiQ" + "5Q4I24x")
 # ^ out header and fuse_kstatfs: blocks bfree bavail files ffree bsize namelen frsize padding spare[6]
 GETXATTR_REPLY = Struct("<IiQ" + "II")  # out header and fuse_getxattr_out: size padding
-LSEEK_REPLY = Struct("<IiQ" + "Q")  # out header and fuse_lseek_out: offset
 INIT_REPLY = Struct("<IiQ" + "4IHHIIHHIIH22x")
 # ^ out header and fuse_init_out: major minor max_readahead flags max_background congestion_threshold max_write
 #   time_gran max_pages map_alignment flags2 max_stack_depth request_timeout unused[11] = 16 + 64

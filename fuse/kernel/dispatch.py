@@ -48,7 +48,8 @@ def _xattr(h: Header, args: tuple[int, ...], content: bytes) -> Frame:
 
 def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
     """Return the table of one file system, indexed by opcode. None: no coroutine of the file system serves the opcode;
-    Session._special() does, mostly with ENOSYS, which the kernel takes as 'not supported' and mostly asks only once."""
+    Session._special() does, mostly with ENOSYS, which the kernel takes as 'not supported' and mostly asks only once.
+    After that it takes a file for one piece of data at LSEEK (SEEK_DATA, SEEK_HOLE)."""
 
     def forget(_header: Header, result: Entry) -> None:
         if result.attr is not None:
@@ -107,7 +108,6 @@ def operations(fs: Filesystem, modes: OpenModes) -> list[Operation | None]:
         abi.FSYNC: Operation(wire.fsync, fs.fsync),
         abi.RELEASE: Operation(wire.handle, fs.release),
         abi.FALLOCATE: Operation(wire.fallocate, fs.fallocate),
-        abi.LSEEK: Operation(wire.lseek, fs.lseek, reply.position),
         abi.OPENDIR: Operation(
             wire.nothing,
             fs.opendir,

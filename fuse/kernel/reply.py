@@ -102,11 +102,6 @@ def xattr_size(unique: int, size: int) -> bytes:
     return abi.GETXATTR_REPLY.pack(24, 0, unique, size, 0)
 
 
-def position(unique: int, offset: int) -> bytes:
-    """Encode the answer to LSEEK."""
-    return abi.LSEEK_REPLY.pack(24, 0, unique, offset)
-
-
 class Budget:
     """The room that is left for directory entries in an answer of `size` bytes (an ops.DirBudget)."""
 

@@ -19,7 +19,7 @@ from .reply import Frame
 _CLASSES = {  # the opcodes of each class; every opcode in the table of dispatch.py is in one
     "stat": (abi.LOOKUP, abi.GETATTR, abi.READLINK, abi.STATFS, abi.GETXATTR, abi.LISTXATTR),
     "open": (abi.OPEN, abi.CREATE, abi.OPENDIR),
-    "read": (abi.READ, abi.LSEEK),
+    "read": (abi.READ,),
     "write": (abi.WRITE, abi.FALLOCATE),
     "list": (abi.READDIR, abi.READDIRPLUS),
     "close": (abi.FLUSH, abi.RELEASE, abi.RELEASEDIR),

@@ -259,9 +259,3 @@ def fallocate(body: memoryview) -> tuple[Fh, int, int, int]:
     if offset + length >= OFFSET_LIMIT:
         raise ValueError("too far")
     return fh, offset, length, mode
-
-
-def lseek(body: memoryview) -> tuple[Fh, int, int]:
-    """Decode LSEEK: (fh, offset, whence)."""
-    fh, offset, whence, _ = abi.LSEEK_IN.unpack_from(body)
-    return fh, offset, whence

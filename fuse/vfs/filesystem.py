@@ -57,7 +57,7 @@ class DatastoreFilesystem:
         self.unlink, self.rmdir, self.rename = changes.unlink, changes.rmdir, self.renames.rename
         self.create, self.open, self.release = changes.create, files.open, files.release
         self.write, self.fallocate, self.flush, self.fsync = files.write, files.fallocate, files.flush, files.fsync
-        self.read, self.readlink, self.lseek = reading.read, reading.readlink, reading.lseek
+        self.read, self.readlink = reading.read, reading.readlink
         self.getattr, self.setattr = attributes.getattr, attributes.setattr
         self.getxattr, self.listxattr = attributes.getxattr, attributes.listxattr
         self.setxattr, self.removexattr = attributes.setxattr, attributes.removexattr

@@ -85,7 +85,6 @@ EXPECTED: dict[str, object] = {
     "interrupt": 40,
     "batch_forget": [(5, 1), (6, 2)],
     "fallocate": (0, 0, 10, 0),
-    "lseek": (0, 0, 3),
 }
 
 

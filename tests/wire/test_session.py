@@ -90,7 +90,9 @@ def test_what_needs_no_answer_gets_none(kind: str) -> None:
         assert peer.ask(PING).unique == 999
 
 
-@pytest.mark.parametrize("kind", ["access", "ioctl", "copy_file_range", "syncfs", "tmpfile", "statx", "unheard of"])
+@pytest.mark.parametrize(
+    "kind", ["access", "ioctl", "copy_file_range", "lseek", "syncfs", "tmpfile", "statx", "unheard of"]
+)
 def test_what_is_not_supported_says_enosys(kind: str) -> None:
     with begun() as peer:
         assert peer.ask(frames.VALID[kind]).error == -errno.ENOSYS

@@ -29,7 +29,7 @@ _TRIES = 4
 
 @dataclass(eq=False, repr=False)
 class Reading:
-    """Implements read, readlink and lseek."""
+    """Implements read and readlink."""
 
     _core: Core
     _resolver: Resolver
@@ -127,15 +127,3 @@ class Reading:
         self._targets[key, etag] = target
         if len(self._targets) > _TARGETS:
             self._targets.popitem(last=False)
-
-    async def lseek(self, ino: Ino, fh: Fh, offset: int, whence: int) -> int:
-        """SEEK_DATA and SEEK_HOLE: a file is one piece of data (lseek(2) allows that)."""
-        node = self._handles.node_of(ino, fh)
-        if node.unknown:
-            await self._handles.confirm(node)
-        size = node.size
-        if offset >= size:
-            raise FSError(errno.ENXIO)
-        if whence not in (os.SEEK_DATA, os.SEEK_HOLE):
-            raise FSError(errno.EINVAL)
-        return offset if whence == os.SEEK_DATA else size
