@@ -289,27 +289,25 @@ class Session:
     def _special(self, header: Header) -> None:
         """Serve the requests that have no row in the table: FORGET, INTERRUPT, DESTROY, and what is not supported."""
         opcode, body = header[1], self._body(header)
-        forgotten: list[tuple[int, int]] = []
-        interrupted = 0
         try:
             if opcode == abi.FORGET:
-                forgotten = [(header[3], wire.forget(body))]
+                self._forget([(header[3], wire.forget(body))])
             elif opcode == abi.BATCH_FORGET:
-                forgotten = wire.batch_forget(body)
+                self._forget(wire.batch_forget(body))
             elif opcode == abi.INTERRUPT:
-                interrupted = wire.interrupt(body)
+                self._interrupt(header, wire.interrupt(body))
+            elif opcode not in abi.UNANSWERED:
+                number = 0 if opcode == abi.DESTROY else errno.ENOSYS
+                self.send(header, reply.error(header[2], number))
         except wire.NOT_A_REQUEST:
-            return
-        for ino, nlookup in forgotten:
+            pass
+
+    def _forget(self, pairs: list[tuple[int, int]]) -> None:
+        for ino, nlookup in pairs:
             try:
                 self._fs.forget(Ino(ino), nlookup)
             except Exception as error:
                 self._report(error)
-        if interrupted:
-            self._interrupt(header, interrupted)
-        elif opcode not in abi.UNANSWERED:
-            number = 0 if opcode == abi.DESTROY else errno.ENOSYS
-            self.send(header, reply.error(header[2], number))
 
     def _interrupt(self, header: Header, unique: int) -> None:
         """Answer EINTR to a request, unless its caller is known to live on. An unknown request has been answered."""

@@ -137,7 +137,8 @@ class Directories:
             if node is None or left is None:
                 whole, child = False, directory.children.get(name)
                 kind = child.kind if child is not None and (child.attrs_valid or child.dirty) else listed.kind
-                out.append(DirEntry(name, core.nodes.shown_ino(directory, name), kind, snapshot.base + cursor))
+                ino = child.ino if child is not None else core.nodes.free_ino(directory.ino, name)
+                out.append(DirEntry(name, ino, kind, snapshot.base + cursor))
                 continue
             least, node.nlookup = min(least, left), node.nlookup + 1
             if node.nlookup == 1:

@@ -153,15 +153,11 @@ def restore_nodes(core: Core) -> None:
     while directories:
         parent = directories.pop()
         for record in entries.pop(parent.ino, ()):
-            node = _restore_node(core, parent, record)
+            attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
+            listed = Listed(record.kind, record.tail)
+            node = core.nodes.restore(Ino(record.ino), parent, record.name, listed, attributes)
             if isinstance(node, Directory):
                 directories.append(node)
-
-
-def _restore_node(core: Core, parent: Directory, record: NodeRecord) -> Node:
-    attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
-    kind = record.kind if record.kind in (stat.S_IFDIR, stat.S_IFLNK) else stat.S_IFREG
-    return core.nodes.restore(Ino(record.ino), parent, record.name, Listed(kind, record.tail), attributes)
 
 
 def _restore_removed(core: Core, row: Removed) -> bool:

@@ -297,11 +297,6 @@ class NodeTable:
                 break
         return ino
 
-    def shown_ino(self, parent: Directory, name: bytes) -> Ino:
-        """Return the id that readdir shows for a name: its node's, or the one that its node would get."""
-        child = parent.children.get(name)
-        return child.ino if child is not None else self.free_ino(parent.ino, name)
-
     def add(
         self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
     ) -> Node:
