@@ -25,87 +25,9 @@ from tests.servers import Server
 pytestmark = pytest.mark.fuse
 WAYS = ONE_SERVER
 
-MTIME_NS = 1_234_567_890_123_456_789
-OTHER_UID, OTHER_GID = 54321, 43210
+OTHER_GID = 43210
 NOBODY = 65534
 BLUE = b"blue\x00\xff" * 20
-
-
-@promise("S-11")
-def test_attributes_survive_the_mount(area: Area) -> None:
-    """Mode, owner and times to the nanosecond, of files and directories, after a remount."""
-    (area.path / "file").write_bytes(b"content")
-    (area.path / "dir").mkdir()
-    for name in ("file", "dir"):
-        os.chown(area.path / name, OTHER_UID, OTHER_GID)
-        os.chmod(area.path / name, 0o4751 if name == "file" else 0o2751)
-        os.utime(area.path / name, ns=(MTIME_NS - 5, MTIME_NS))
-    area.mount.remount()
-    for name in ("file", "dir"):
-        seen = (area.path / name).stat()
-        assert stat.S_IMODE(seen.st_mode) == (0o4751 if name == "file" else 0o2751)
-        assert (seen.st_uid, seen.st_gid) == (OTHER_UID, OTHER_GID)
-        assert (seen.st_atime_ns, seen.st_mtime_ns) == (MTIME_NS - 5, MTIME_NS)
-    assert (area.path / "file").read_bytes() == b"content"
-
-
-@promise("S-11")
-def test_attributes_are_s3fs_headers(area: Area) -> None:
-    """As s3fs writes them, and as it reads them."""
-    (area.path / "file").write_bytes(b"content")
-    os.chmod(area.path / "file", 0o604)
-    os.chown(area.path / "file", OTHER_UID, OTHER_GID)
-    os.utime(area.path / "file", ns=(MTIME_NS, MTIME_NS))
-    kept = area.metadata("file")
-    assert kept["mode"] == str(stat.S_IFREG | 0o604)
-    assert (kept["uid"], kept["gid"]) == (str(OTHER_UID), str(OTHER_GID))
-    assert kept["mtime"] == "1234567890.123456789"
-    area.put("of-s3fs", b"x", mode=str(stat.S_IFREG | 0o620), uid="7", gid="8", mtime="1500000000.000000007")
-    settle()
-    seen = (area.path / "of-s3fs").stat()
-    assert (seen.st_mode, seen.st_uid, seen.st_gid) == (stat.S_IFREG | 0o620, 7, 8)
-    assert seen.st_mtime_ns == 1_500_000_000_000_000_007
-
-
-@promise("S-11")
-def test_metadata_of_other_tools_is_kept(area: Area) -> None:
-    """Chmod, an overwrite and a rename leave it, and the content type, as they are."""
-    area.put("file", b"x", "text/markdown", owner="somebody")
-    settle()
-    os.chmod(area.path / "file", 0o600)
-    with (area.path / "file").open("r+b") as file:
-        file.write(b"yz")
-    (area.path / "file").rename(area.path / "renamed")
-    head = area.head("renamed")
-    assert head["Metadata"]["owner"] == "somebody"
-    assert head["Metadata"]["mode"] == str(stat.S_IFREG | 0o600)
-    assert head["ContentType"] == "text/markdown"
-    assert area.get("renamed") == b"yz"
-
-
-@promise("S-12")
-def test_attributes_are_asked_for_once(mount_with: Mounter) -> None:
-    """A walk asks for each object once, and a new mount of the same machine does not ask again."""
-    with mount_with(metadataTTL="1s") as mount:
-        names = [f"{number:02d}" for number in range(40)]
-        mount.objects.put_empty(names)
-        # What was learned in the second of its making is asked again, and versitygw's clock is late by up to a second.
-        settle(2.0)
-
-        def walk() -> list[str]:
-            with os.scandir(mount.path) as entries:
-                return sorted(entry.name for entry in entries if entry.stat().st_size == 0)
-
-        start = mount.calls().get("head", 0)
-        assert walk() == names
-        asked = mount.calls()["head"] - start
-        assert asked <= len(names) + 5
-        settle(1.0)
-        assert walk() == names
-        assert mount.calls()["head"] - start - asked <= 5
-        mount.remount()
-        assert walk() == names
-        assert mount.calls().get("head", 0) <= 5
 
 
 @promise("S-129", "S-130")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -272,56 +270,6 @@ def test_a_reader_of_its_own_follows_as_tensorboard_does(pair: Pair) -> None:
             body += more
             eventually(lambda: os.fstat(events.fileno()).st_size == len(body), "the new size is seen")  # noqa: B023
             assert events.read(1_000_000) == more
-
-
-HAMMER = """
-import os, random, sys
-
-rng = random.Random(int(sys.argv[2]))
-body = sys.argv[2].encode() * rng.randrange(100_000, 2_000_000)
-for _ in range(8):
-    with open(sys.argv[1], "wb") as file:
-        for start in range(0, len(body), 300_000):
-            file.write(body[start:start + 300_000])
-"""
-
-
-@promise("S-32")
-def test_the_last_close_wins_whole(pair: Pair) -> None:
-    """Two mounts write one file at the same time; whatever is read, at any time, is one's whole."""
-    writers = [
-        subprocess.Popen([sys.executable, "-c", HAMMER, str(place / "file"), name])
-        for place, name in ((pair.here, "1"), (pair.there, "2"))
-    ]
-    whole = {name.encode() * random.Random(int(name)).randrange(100_000, 2_000_000) for name in ("1", "2")}
-    while any(writer.poll() is None for writer in writers):
-        if pair.area.exists("file"):
-            assert pair.area.get("file") in whole
-    assert [writer.wait(60) for writer in writers] == [0, 0]
-    settle()
-    final = pair.area.get("file")
-    assert final in whole
-    assert (pair.here / "file").read_bytes() == final
-    assert (pair.there / "file").read_bytes() == final
-
-
-@promise("S-33")
-def test_the_base_of_a_change_is_gone(pair: Pair) -> None:
-    """The unchanged part can't be had any more: close is ESTALE, what was written is kept and listed."""
-    pair.area.put("file", random.Random(1).randbytes(20 * MIB))
-    settle()
-    mount = pair.area.mount
-    file = (pair.here / "file").open("r+b", buffering=0)
-    file.seek(10 * MIB)
-    file.write(b"ours")
-    pair.area.put("file", random.Random(2).randbytes(20 * MIB))
-    fails(errno.ESTALE, file.close)
-    dirty = mount.status()["dirty"]
-    assert [each["path"] for each in dirty] == [pair.area.key("file")]
-    assert dirty[0]["error"]
-    assert pair.area.get("file") == random.Random(2).randbytes(20 * MIB)
-    assert mount.command("unsent", "--discard", pair.area.key("file"), mount.path).returncode == 0
-    assert mount.status()["dirty"] == []
 
 
 @promise("S-28")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import Area, Mount, fails
+from tests.mount.mounts import Area, fails
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -181,38 +181,6 @@ def test_fsync_means_stored(area: Area) -> None:
         assert area.get("file") == b"onetwo"
         os.fchmod(file.fileno(), 0o600)
     assert area.metadata("file")["mode"] == str(0o100600)
-
-
-@promise("S-21")
-def test_a_change_in_the_middle_uploads_little(area: Area) -> None:
-    """4 KiB written into 64 MiB send a few MiB, and the object is right; chmod and rename send nothing."""
-    body = bytearray(content(64 * MIB))
-    (area.path / "large").write_bytes(body)
-    before = area.mount.sent_bytes()
-    with (area.path / "large").open("r+b") as file:
-        file.seek(31 * MIB)
-        file.write(b"x" * 4096)
-    body[31 * MIB : 31 * MIB + 4096] = b"x" * 4096
-    changed = area.mount.sent_bytes()
-    assert 4096 <= changed - before <= 16 * MIB
-    os.chmod(area.path / "large", 0o600)
-    (area.path / "large").rename(area.path / "renamed")
-    assert area.mount.sent_bytes() == changed
-    assert area.get("renamed") == bytes(body)
-    (area.path / "renamed").unlink()
-
-
-@promise("S-22")
-def test_exclusive_creation(area: Area, other: Mount) -> None:
-    """One client of all makes it, without any wait; the other has EEXIST."""
-    there = other.path / area.name
-    assert os.listdir(there) == []
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-    for number in range(5):
-        os.close(os.open(area.path / f"lock{number}", flags))
-        assert area.exists(f"lock{number}")
-        fails(errno.EEXIST, os.open, there / f"lock{number}", flags)
-        fails(errno.EEXIST, os.open, area.path / f"lock{number}", flags)
 
 
 @promise("S-23")

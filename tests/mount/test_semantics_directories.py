@@ -6,67 +6,15 @@ import errno
 import json
 import os
 import shutil
-import stat
 
 import pytest
 
 from tests.mount.conftest import Mounter, new_bucket
-from tests.mount.mounts import TTL, Area, Mount, fails, opened, settle
+from tests.mount.mounts import TTL, Area, fails, opened, settle
 from tests.promises import promise
 from tests.servers import Server, boto_client
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
-
-
-@promise("S-01")
-def test_mkdir_writes_a_marker_that_any_client_sees(area: Area, other: Mount) -> None:
-    """The directory is an empty object `dir/` of the usual type. Another mount sees it, and its end."""
-    (area.path / "empty").mkdir(mode=0o750)
-    head = area.head("empty/")
-    assert head["ContentLength"] == 0
-    assert head["ContentType"] == "application/x-directory"
-    assert area.keys() == ["", "empty/"]
-    there = other.path / area.name
-    settle()
-    assert os.listdir(there) == ["empty"]
-    (area.path / "empty").rmdir()
-    settle()
-    assert os.listdir(there) == []
-
-
-@promise("S-01")
-def test_directories_survive_the_mount(area: Area) -> None:
-    """Empty, emptied and nested directories are there at the next mount, with their modes."""
-    (area.path / "a/b/c").mkdir(parents=True)
-    (area.path / "emptied").mkdir(mode=0o701)
-    (area.path / "emptied/file").write_bytes(b"x")
-    (area.path / "emptied/file").unlink()
-    area.mount.remount()
-    found = sorted(os.path.relpath(top, area.path) for top, _, _ in os.walk(area.path))
-    assert found == [".", "a", "a/b", "a/b/c", "emptied"]
-    assert stat.S_IMODE((area.path / "emptied").stat().st_mode) == 0o701
-
-
-@promise("S-02", "S-03")
-def test_an_implied_directory_stays_without_its_last_entry(area: Area) -> None:
-    """A directory that only other tools' keys implied stays when its entries are removed or moved away."""
-    area.put("implied/one", b"1")
-    area.put("left/one", b"1")
-    settle()
-    (area.path / "implied/one").unlink()
-    (area.path / "left/one").rename(area.path / "moved")
-    assert sorted(os.listdir(area.path)) == ["implied", "left", "moved"]
-    assert sorted(area.keys()) == ["", "implied/", "left/", "moved"]
-
-
-@promise("S-04")
-def test_rmdir_asks_the_store(area: Area) -> None:
-    """What another client wrote a moment ago makes it ENOTEMPTY, also when a listing showed nothing."""
-    (area.path / "d").mkdir()
-    assert os.listdir(area.path / "d") == []
-    area.put("d/new", b"x")
-    fails(errno.ENOTEMPTY, os.rmdir, area.path / "d")
-    assert area.get("d/new") == b"x"
 
 
 @promise("S-05")
@@ -94,17 +42,6 @@ def test_rewinddir_takes_a_new_snapshot(area: Area) -> None:
         (area.path / "two").mkdir()
         (area.path / "one").rmdir()
         assert os.listdir(fd) == ["two"]  # listdir(fd) rewinds
-
-
-@promise("S-05")
-def test_a_directory_of_more_than_a_page(area: Area) -> None:
-    """1,010 entries take two pages of a listing; names are found one by one as well."""
-    names = [f"{number:04d}" for number in range(1010)]
-    area.put_empty(names)
-    settle()
-    assert sorted(os.listdir(area.path)) == names
-    assert (area.path / "1009").stat().st_size == 0
-    assert not (area.path / "1010").exists()
 
 
 @promise("S-199")
@@ -162,29 +99,3 @@ def test_bytes_in_a_directorys_object_are_not_removed_with_it(minio: Server, mou
         assert not any(tally["retries"] for tally in mount.told()["store"].values()), "no second try"
         assert mount.objects.get("d/") == b"written by another tool"
         assert (mount.path / "d").is_dir()
-
-
-@promise("S-165")
-def test_an_object_that_stands_for_a_directory(area: Area) -> None:
-    """Without a slash, as older tools write it, and only its type says so; it gets one when it is changed."""
-    owner = os.getuid() or 7
-    headers = {"mode": str(stat.S_IFDIR | 0o750), "uid": str(owner), "gid": str(os.getgid() or 8), "mtime": "1"}
-    for name in ("empty", "filled", "renamed", "gone"):
-        area.put(name, b"", "application/x-directory", **headers)
-    settle()
-    with os.scandir(area.path) as entries:
-        assert {entry.name: entry.stat().st_mode for entry in entries} == dict.fromkeys(
-            ("empty", "filled", "renamed", "gone"), stat.S_IFDIR | 0o750
-        )
-    assert os.listdir(area.path / "empty") == []
-    (area.path / "filled/sub").mkdir(parents=True)
-    (area.path / "filled/sub/file").write_bytes(b"x")
-    (area.path / "renamed").rename(area.path / "moved")
-    (area.path / "gone").rmdir()
-    assert sorted(area.keys()) == ["", "empty", "filled/", "filled/sub/", "filled/sub/file", "moved/"]
-    settle()
-    area.mount.remount()
-    assert sorted(os.listdir(area.path)) == ["empty", "filled", "moved"]
-    for name in ("empty", "filled", "moved"):
-        seen = (area.path / name).stat()
-        assert (seen.st_mode, seen.st_uid) == (stat.S_IFDIR | 0o750, owner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,11 +49,6 @@ def works_again(storage: Breakable, mount: Mount) -> Iterator[None]:
 
 def unsent(mount: Mount) -> list[str]:
     return [each["path"] for each in mount.status()["dirty"]]
-
-
-def stored(storage: Breakable, name: str) -> list[str]:
-    """Where versitygw has files of this name: it keeps objects as files."""
-    return [str(path) for path in Path(storage.server.data_dir).rglob(name)]
 
 
 def write_refused(mount: Mount, storage: Breakable, name: str) -> None:
@@ -137,42 +131,6 @@ def test_what_was_written_when_everything_died(mount: Mount, storage: Breakable)
     assert mount.objects.get("failed-then-killed") == BODY
     assert mount.objects.get("open-when-killed") == BODY
     assert unsent(mount) == []
-
-
-@promise("S-18")
-@pytest.mark.parametrize("outage", ["gone", "frozen"])
-def test_close_waits_for_a_short_outage(mount: Mount, storage: Breakable, outage: str) -> None:
-    """While the server is away nothing fails and nothing is said to be stored."""
-    name = f"waits-{outage}"
-    file = (mount.path / name).open("wb", buffering=0)
-    file.write(BODY)
-    said: list[str] = []
-    """What became of the close, and when."""
-    closed = threading.Event()
-
-    def close() -> None:
-        began = time.monotonic()
-        number = error_of(file.close)
-        said.append(f"{errno.errorcode.get(number, 'no error')} after {time.monotonic() - began:.3f} s")
-        closed.set()
-
-    if outage == "gone":
-        storage.stop()
-    else:
-        storage.freeze()
-    closing = threading.Thread(target=close)
-    closing.start()
-    try:
-        assert not closed.wait(1.5), f"{said}, the server {outage} all the while; stored: {stored(storage, name)}"
-    finally:
-        if outage == "gone":
-            storage.run()
-        else:
-            storage.thaw()
-        closing.join(60)
-    assert closed.is_set(), "the close does not end"
-    assert said[0].startswith("no error"), said
-    assert mount.objects.get(name) == BODY
 
 
 @promise("S-19")

@@ -9,11 +9,9 @@ import socket
 import stat
 import subprocess
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
-from tests.mount.conftest import Mounter
 from tests.mount.mounts import Area, fails, opened, rclone, settle
 from tests.promises import promise
 
@@ -62,63 +60,6 @@ def test_links_are_plain_objects_and_survive_the_mount(links: Area) -> None:
     assert_links(links.path)
     links.mount.remount()
     assert_links(links.path)
-
-
-@promise("S-06", "S-13")
-def test_other_mounts_see_links_without_a_head(links: Area, mount_with: Mounter) -> None:
-    """A listing alone tells type and size; another machine's mount sends no HEAD."""
-    shared = links.mount
-    with mount_with(shared.bucket, shared.server, attributes="listing", metadataTTL=60) as there:
-        place = there.path / links.name
-        with os.scandir(place) as entries:
-            kinds = {entry.name: entry.is_symlink() for entry in entries}
-        assert kinds == {**dict.fromkeys(TARGETS, True), "dir": False}
-        heads = there.calls().get("head", 0)
-        for name, target in TARGETS.items():
-            assert os.lstat(place / name).st_size == len(target)
-        assert there.calls().get("head", 0) == heads
-        assert_links(place)
-
-
-@promise("S-06")
-def test_links_change_and_go(links: Area) -> None:
-    """Replaced by rename, removed, not made twice; a target of 4,096 bytes is refused."""
-    os.rename(links.path / "dangling", links.path / "relative")
-    assert os.readlink(links.path / "relative") == "/does/not/exist"
-    os.unlink(links.path / "directory")
-    assert (links.path / "dir/file").exists()
-    assert not links.exists("directory.rclonelink")
-    fails(errno.EEXIST, os.symlink, "x", links.path / "dot")
-    fails(errno.EEXIST, os.symlink, "x", links.path / "dir")
-    fails(errno.ENAMETOOLONG, os.symlink, "x" * 4096, links.path / "too-long")
-    fails(errno.EINVAL, os.readlink, links.path / "dir/file")
-
-
-@promise("S-06", "S-11")
-def test_attributes_of_a_link(area: Area) -> None:
-    """Times and owner are the link's own, and last."""
-    link = area.path / "link"
-    link.symlink_to("target")
-    os.utime(link, ns=(1_500_000_000_123_456_789, 1_600_000_000_987_654_321), follow_symlinks=False)
-    settle()
-    assert link.lstat().st_mtime_ns == 1_600_000_000_987_654_321
-    assert os.readlink(link) == "target"
-    assert area.get("link.rclonelink") == b"target"
-
-
-@promise("S-08")
-def test_links_of_s3fs_and_geesefs(area: Area) -> None:
-    """Their ways of keeping a link are read."""
-    area.put("of-s3fs", b"some/target", mode=str(stat.S_IFLNK | 0o777))
-    area.put("of-geesefs", b"", **{"--symlink-target": quote("some/target é")})
-    settle()
-    for name, target in (("of-s3fs", "some/target"), ("of-geesefs", "some/target é")):
-        assert os.readlink(area.path / name) == target
-        seen = os.lstat(area.path / name)
-        assert stat.S_ISLNK(seen.st_mode)
-        assert seen.st_size == len(target.encode())
-    os.unlink(area.path / "of-s3fs")
-    assert not area.exists("of-s3fs")
 
 
 @promise("S-09", "S-38")

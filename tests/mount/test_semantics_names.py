@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import botocore.exceptions
 import pytest
 
-from tests.mount.conftest import Mounter, new_bucket
-from tests.mount.mounts import TTL, Area, Mount, fails, mounted, settle
+from tests.mount.conftest import Mounter
+from tests.mount.mounts import Area, fails, settle
 from tests.promises import promise
-from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
 
@@ -120,20 +117,6 @@ def test_nasty_names(area: Area) -> None:
     assert listed(area, b"dirs/" + names[11]) == [b"inner", b"moved"]
 
 
-@promise("S-34", "S-37")
-def test_keys_are_the_names(area: Area) -> None:
-    """What is UTF-8 is the key as it is; other bytes are U+F000 + byte, and so is the dot of a name like a link's."""
-    for name in ("two words", "emoji 🎉", "%20", "a+b"):
-        (area.path / name).write_bytes(name.encode())
-        assert area.get(name) == name.encode()
-    write(raw(area, b"caf\xe9"), b"latin")
-    assert area.get("caf\uf0e9") == b"latin"
-    write(raw(area, b"z.rclonelink"), b"content")
-    assert area.get("z\uf02erclonelink") == b"content"
-    write(raw(area, "\uf041".encode()), b"private")
-    assert area.get("\uf0ef\uf081\uf081") == b"private"
-
-
 @promise("S-34", "S-35", "S-38")
 def test_names_that_are_too_long(area: Area) -> None:
     """256 bytes (versitygw: 228), of a directory 247 on MinIO, and a path whose key is over 1,024, are ENAMETOOLONG;
@@ -174,64 +157,6 @@ def test_names_that_are_too_long(area: Area) -> None:
     assert listed(area) == before
 
 
-@pytest.fixture(scope="module", params=["kernel", "libfuse"])
-def any_key(request: pytest.FixtureRequest, moto: Server, clean_environment: Path) -> Iterator[Mount]:
-    """A mount of a server that takes every key, as AWS does (moto); neither versitygw nor MinIO does."""
-    with mounted(moto, new_bucket(moto), clean_environment, request.param, metadataTTL=TTL) as mount:
-        yield mount
-
-
-ODD = {
-    "a//b": "a/\uf02f/b",
-    "c/./b": "c/\uf02e/b",
-    "d/../b": "d/\uf02e\uf02e/b",
-    "/e": "\uf02f/e",
-    "f///g": "f/\uf02f/\uf02f/g",
-}
-
-
-@promise("S-36")
-def test_keys_that_no_name_can_spell(any_key: Mount) -> None:
-    """They are shown below names of their own, and everything works there; their siblings are untouched."""
-    bucket, root = any_key.objects, any_key.path
-    for key in ODD:
-        bucket.put(key, key.encode())
-    bucket.put("a/beside", b"x")
-    settle()
-    assert sorted(os.listdir(root)) == sorted(("a", "c", "d", "f", "\uf02f"))
-    assert sorted(os.listdir(root / "a")) == ["beside", "\uf02f"]
-    for key, shown in ODD.items():
-        assert (root / shown).read_bytes() == key.encode()
-        (root / shown).write_bytes(b"changed")
-        assert bucket.get(key) == b"changed"
-        (root / shown).with_name("new").write_bytes(b"new")
-        assert bucket.get(key[:-1] + "new") == b"new"
-        (root / shown).unlink()
-        assert not bucket.exists(key)
-        fails(errno.EINVAL, os.mkdir, (root / shown).parent / "\uf02f")
-    (root / "f/\uf02f/\uf02f/new").rename(root / "f/moved")
-    assert bucket.get("f/moved") == b"new"
-    fails(errno.EINVAL, os.rename, root / "c", root / "a/\uf02e")
-
-
-@promise("S-37")
-def test_all_of_a_file_beside_a_directory(any_key: Mount) -> None:
-    """The directory is `a`, the object is `a` followed by U+F000, which can be read, written and removed."""
-    bucket, root = any_key.objects, any_key.path
-    bucket.put("same", b"object")
-    bucket.put("same/below", b"below")
-    settle()
-    aside = root / "same\uf000"
-    assert {"same", aside.name} <= set(os.listdir(root))
-    assert os.listdir(root / "same") == ["below"]
-    assert aside.read_bytes() == b"object"
-    aside.write_bytes(b"changed")
-    assert bucket.get("same") == b"changed"
-    aside.unlink()
-    assert not bucket.exists("same")
-    assert bucket.get("same/below") == b"below"
-
-
 @promise("S-38")
 @pytest.mark.parametrize("key", ["a//b", "a/./b", "a/../b", "x//"])
 def test_odd_keys_on_servers_that_take_no_such(area: Area, key: str) -> None:
@@ -269,28 +194,3 @@ def test_a_directory_in_the_way_of_a_new_file(mount_with: Mounter, transport: st
         (mount.path / "d").rename(mount.path / "other")
         assert mount.objects.get("other") == b"ours"
         assert mount.objects.get("d/e") == b"theirs"
-
-
-@promise("S-37")
-def test_a_link_beside_a_file_of_its_name(area: Area) -> None:
-    """`x` is the file; `x.rclonelink` is shown as a file under its own name."""
-    area.put("x", b"file")
-    area.put("x.rclonelink", b"target")
-    area.put("y.rclonelink", b"target")
-    settle()
-    assert listed(area) == [b"x", b"x.rclonelink", b"y"]
-    assert read(raw(area, b"x")) == b"file"
-    assert read(raw(area, b"x.rclonelink")) == b"target"
-    assert os.readlink(raw(area, b"y")) == b"target"
-
-
-@promise("S-01", "S-03")
-def test_markers_of_other_tools(area: Area) -> None:
-    """A marker of any content type is a directory; deleting it is rmdir."""
-    area.put("plain/", b"", "application/octet-stream")
-    area.put("typed/", b"", "text/html")
-    settle()
-    assert listed(area) == [b"plain", b"typed"]
-    assert listed(area, b"typed") == []
-    os.rmdir(raw(area, b"typed"))
-    assert area.keys() == ["", "plain/"]

@@ -10,16 +10,14 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.mount.conftest import Breaking, Mounter, new_bucket
-from tests.mount.mounts import TTL, Mount, error_of, fails
+from tests.mount.conftest import Breaking, Mounter
+from tests.mount.mounts import TTL, error_of, fails
 from tests.patience import eventually
 from tests.promises import promise
-from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
 
@@ -76,16 +74,6 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(mount_with: Mounter) ->
         told = mount.told()
         mount.pids = [told["supervisorPid"], told["serverPid"]]
         assert scrape(told["metrics"])["datastore_server_restarts_total"] == 1
-
-
-@promise("S-63")
-def test_a_taken_address_mounts_nothing(versitygw: Server, clean_environment: Path) -> None:
-    mount = Mount(versitygw, new_bucket(versitygw), clean_environment / "taken")
-    address = versitygw.endpoint.removeprefix("http://")
-    done = mount.try_mount("--metrics", address)
-    assert done.returncode != 0
-    assert f"--metrics {address}: can't listen there" in done.stderr
-    assert not os.path.ismount(mount.path)
 
 
 @promise("S-64")
@@ -214,22 +202,3 @@ def test_close_fails_within_its_deadline_and_the_bytes_arrive_later(breaking: Br
         eventually(lambda: mount.status()["dirty"] == [], "nothing is listed")
         assert (mount.path / "cold").read_bytes() == b"never read before"
         assert (mount.path / "file").read_bytes() == b"content"
-
-
-@promise("S-196")
-@pytest.mark.timeout(300)
-def test_a_discard_that_has_to_wait_says_for_what_and_what_becomes_of_it(breaking: Breaking) -> None:
-    """A file whose upload is under way is not dropped: here it succeeds in the end."""
-    with breaking() as (storage, mount), ThreadPoolExecutor(1) as pool:
-        file = (mount.path / "file").open("wb", buffering=0)
-        file.write(b"content")
-        storage.freeze()
-        closing = pool.submit(file.close)
-        eventually(lambda: bool(mount.told()["storage"]), "the mount server has noticed that its storage is silent")
-        done = mount.command("unsent", "--discard", "file", mount.path)
-        assert done.returncode == 1
-        why = "an upload or a rename of it is under way (storage has not answered since "
-        assert done.stderr.startswith(f"error: file: is not discarded yet, as {why}")
-        storage.thaw()
-        closing.result(60)
-        assert mount.objects.get("file") == b"content"

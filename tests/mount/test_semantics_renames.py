@@ -5,20 +5,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import stat
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.mount.mounts import Area, fails, settle
+from tests.mount.mounts import Area, fails
 from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
 
 NOREPLACE, EXCHANGE = 1, 2
 AT_FDCWD = -100
-MTIME_NS = 1_234_567_890_123_456_789
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,34 +24,6 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
     """renameat2(2). Errors: OSError."""
     if _libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@promise("S-25", "S-11")
-def test_a_file_keeps_its_attributes(area: Area) -> None:
-    """Content, mode, mtime and extended attributes go along; nothing is uploaded; the old key is gone.
-
-    What stat says goes on so when the store is asked again, ctime included.
-    """
-    old, new = area.path / "old", area.path / "dir/new"
-    (area.path / "dir").mkdir()
-    old.write_bytes(b"content")
-    old.chmod(0o604)
-    os.setxattr(old, "user.a", b"b")
-    os.utime(old, ns=(MTIME_NS, MTIME_NS))
-    sent = area.mount.sent_bytes()
-    old.rename(new)
-    assert area.mount.sent_bytes() == sent
-    assert sorted(area.keys()) == ["", "dir/", "dir/new"]
-    before = new.stat()
-    settle()
-    os.listdir(area.path / "dir")
-    seen = new.stat()
-    assert seen.st_ctime_ns == before.st_ctime_ns
-    assert stat.S_IMODE(seen.st_mode) == 0o604
-    assert seen.st_mtime_ns == MTIME_NS
-    assert os.getxattr(new, "user.a") == b"b"
-    assert new.read_bytes() == b"content"
-    assert not old.exists()
 
 
 @promise("S-25")
@@ -96,27 +66,6 @@ def test_flags(area: Area) -> None:
     fails(errno.EINVAL, renameat2, area.path / "a", area.path / "b", EXCHANGE)
     renameat2(area.path / "a", area.path / "c", NOREPLACE)
     assert sorted(area.keys()) == ["", "b", "c"]
-
-
-@promise("S-26")
-def test_a_directory_moves_with_all_below(area: Area) -> None:
-    """Files, links, empty directories, and what another client put there unseen."""
-    old = area.path / "old"
-    (old / "deep/empty").mkdir(parents=True)
-    (old / "deep/file").write_bytes(b"deep")
-    (old / "link").symlink_to("deep/file")
-    for number in range(30):
-        (old / f"{number:02d}").write_bytes(str(number).encode())
-    area.put("old/deep/of-others", b"theirs")
-    old.rename(area.path / "new")
-    assert not [key for key in area.keys() if key.startswith("old")]  # noqa: SIM118  (keys of the bucket, no dict)
-    settle()
-    new = area.path / "new"
-    assert (new / "link").read_bytes() == b"deep"
-    assert os.listdir(new / "deep/empty") == []
-    assert (new / "deep/of-others").read_bytes() == b"theirs"
-    assert [(new / f"{number:02d}").read_bytes() for number in range(30)] == [str(n).encode() for n in range(30)]
-    assert os.listdir(area.path) == ["new"]
 
 
 @promise("S-25", "S-26")

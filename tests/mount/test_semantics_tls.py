@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 
 from tests.authority import HERE, Authority, Subject
 from tests.mount.conftest import Breaking, new_bucket
-from tests.mount.mounts import TTL, Mount, mounted, settle
+from tests.mount.mounts import TTL, Mount, mounted
 from tests.promises import promise
 from tests.servers import Server, run_versitygw
 
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.fuse
 
 MIB = 1 << 20
 LARGE = random.Random(160).randbytes(72 * MIB)
-FOLDERS, FILES = 10, 800
 
 
 @pytest.fixture(scope="module")
@@ -51,30 +49,6 @@ def test_a_large_file_is_read_cold_by_ranges(shared: Mount) -> None:
     offsets = random.Random(0).sample(range(len(LARGE) - MIB), 24)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(at, offsets))
-
-
-@promise("S-160")
-def test_a_walk_of_hundreds_shows_the_attributes_of_each(shared: Mount) -> None:
-    """By as many HEADs, several at once on each connection."""
-
-    def put(number: int) -> None:
-        key, mode = f"tree/d{number % FOLDERS:02}/f{number:04}", str(stat.S_IFREG | 0o600 | number % 8)
-        shared.objects.put(key, b"x" * (number % 10), mode=mode)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, range(FILES)))
-    settle()
-    before = shared.calls().get("head", 0)
-
-    found = {
-        entry.name: entry.stat()
-        for folder in os.listdir(shared.path / "tree")
-        for entry in os.scandir(shared.path / "tree" / folder)
-    }
-
-    expected = {f"f{number:04}": (number % 10, number % 8) for number in range(FILES)}
-    assert {name: (each.st_size, each.st_mode & 7) for name, each in found.items()} == expected
-    assert shared.calls()["head"] - before >= FILES
 
 
 @promise("S-160")

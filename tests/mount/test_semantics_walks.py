@@ -107,15 +107,6 @@ def test_what_another_client_changes_is_seen_after_the_time_to_live(mount: Mount
 
 
 @promise("S-151")
-def test_an_unchanged_directory_is_kept_again(mount: Mount) -> None:
-    """After the time to live it is read once more."""
-    first = walk(mount.path)
-    settle(TTL_S)
-    assert walk(mount.path) == first
-    assert walk_kept(mount, mount.path)[0] == first
-
-
-@promise("S-151")
 def test_a_walk_that_was_given_up_leaves_nothing_half(mount: Mount) -> None:
     """The next one sees everything, and is kept."""
     with os.scandir(mount.path / "flat") as entries:
