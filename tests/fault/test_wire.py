@@ -16,12 +16,11 @@ import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
-from datastore.fuse.store.base import Capabilities, ObjectStore
+from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.retrying import Retrier
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.transport import TransportLimits
 from datastore.fuse.vfs.build import build_filesystem
-from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
 from tests.fault.sweeping import same_but_markers
@@ -50,10 +49,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Case:
-    """before, after: bodies by key. give: what is done and seen; gives: what is to be seen.
-
-    In LEFT give is what a dead process left for the next mount.
-    """
+    """before, after: bodies by key. give: what is done and seen; gives: what is to be seen."""
 
     name: str
     before: Mapping[str, bytes]
@@ -89,29 +85,6 @@ CASES = (
     Case("unlink", TREE, lambda local: local.unlink("d/f"), less("d/f")),
     Case("rename", TREE, lambda local: local.rename("d/f", "x"), {**less("d/f"), "x": b"old"}, moves=True),
     Case("rename directory", TREE, lambda local: local.rename("d", "m"), MOVED, moves=True),
-)
-
-
-def _unsent(local: LocalFs) -> None:
-    local.open("d/f", os.O_RDWR).write(b" and new", 3)
-
-
-def _unsent_large(local: LocalFs) -> None:
-    local.open("big", os.O_RDWR | os.O_CREAT).write(LARGE)
-
-
-def _begun(local: LocalFs) -> None:
-    core = local.fs.core  # type: ignore[attr-defined]
-    root = core.nodes.root.key
-    resolve(core.store.copy(f"{root}d/f", f"{root}m/f"))
-    core.db.begin("rename-directory", f"{root}d/", f"{root}m/")
-
-
-SMALL = {"d/": b"", "d/f": b"old"}
-LEFT = (
-    Case("unsent", SMALL, _unsent, {**SMALL, "d/f": b"old and new"}),
-    Case("unsent, large", {}, _unsent_large, {"big": LARGE}),
-    Case("rename directory", SMALL, _begun, {"m/": b"", "m/f": b"old"}),
 )
 
 
@@ -162,33 +135,23 @@ class Wire:
         found = self._client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
         return [each for each in found if each["Key"].startswith(self._prefix)]
 
-    def dies(self, leave: Callable[[LocalFs], Any]) -> None:
-        """A process that did something, and was killed."""
-        filesystem, store = self._built(BUDGET_S)
-        leave(LocalFs(filesystem))
-        kill(filesystem)
-        store.close()
-
     @contextmanager
-    def mounted(self, budget_s: float, *, sends: bool = True) -> Iterator[LocalFs]:
-        """A file system over the prefix; budget_s: for how long a call is tried again; sends: all, before it ends."""
-        filesystem, store = self._built(budget_s)
+    def mounted(self, budget_s: float) -> Iterator[LocalFs]:
+        """A file system over the prefix, which ends when all is sent. budget_s: how long a call is tried again."""
+        retrier = Retrier(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
+        capabilities = Capabilities(max_key_segment_bytes=255)
+        store = open_s3(self._s3, capabilities=capabilities, retrier=retrier, limits=self._limits)
+        spec = spec_at(self._directory, self._s3, metadata_ttl_s=0.0)
+        filesystem = build_filesystem(spec, store, loop=the_loop())
         try:
             yield LocalFs(filesystem)
             self.proxy.plan = no_faults
-            assert not sends or any(resolve(filesystem.flush_all()) == [] for _ in range(SLOW_MAX))
+            assert any(resolve(filesystem.flush_all()) == [] for _ in range(SLOW_MAX))
         finally:
             self.proxy.plan = no_faults
             resolve(filesystem.stop())
             kill(filesystem)
             store.close()
-
-    def _built(self, budget_s: float) -> tuple[DatastoreFilesystem, ObjectStore]:
-        retrier = Retrier(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
-        capabilities = Capabilities(max_key_segment_bytes=255)
-        store = open_s3(self._s3, capabilities=capabilities, retrier=retrier, limits=self._limits)
-        spec = spec_at(self._directory, self._s3, metadata_ttl_s=0.0)
-        return build_filesystem(spec, store, loop=the_loop()), store
 
 
 @pytest.fixture(scope="module")
@@ -319,34 +282,3 @@ def test_an_outage_is_an_error_and_passes(case: Case, kind: Spoilt, make: Make) 
             assert any(state.get(key) == body for state in states) or not body, f"{where}: {key} holds {body[:20]!r}"
         done = same_but_markers(left, case.after)
         assert done or (number and (case.moves or same_but_markers(left, case.before))), f"{where}: {sorted(left)}"
-
-
-@promise("S-20", "S-27", "S-66")
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("left", LEFT, ids=lambda left: left.name)
-def test_recovery_beside_an_outage(left: Case, kind: Spoilt, make: Make) -> None:
-    """A mount whose recovery fails at any position works, and that or the next one ends the rest."""
-    for n, lasting in itertools.product(range(recovery_of(left, make)), (False, True)):
-        where = f"request {n}: {kind.name}, {'for good' if lasting else 'once'}"
-        wire = make(left, kind)
-        wire.dies(left.give)
-        spoiling(wire.proxy, n, kind, lasting=lasting)
-        with wire.mounted(0.05 if lasting else BUDGET_S, sends=not lasting):
-            for key, body in wire.keys().items():
-                assert body in (left.before.get(key), left.after.get(key), b""), f"{where}: {key} holds {body[:20]!r}"
-        if wire.uploads() or not same_but_markers(wire.keys(), left.after):
-            with wire.mounted(BUDGET_S):
-                pass
-        assert same_but_markers(wire.keys(), left.after), f"{where}: {sorted(wire.keys())}"
-        assert not wire.uploads() or not kind.before, f"{where}: an upload is left"
-
-
-def recovery_of(left: Case, make: Make) -> int:
-    """How many requests a healthy recovery sends, which must end what was left."""
-    wire = make(left, None)
-    wire.dies(left.give)
-    first = len(wire.proxy.requests)
-    with wire.mounted(BUDGET_S):
-        count = len(wire.proxy.requests) - first
-    assert same_but_markers(wire.keys(), left.after)
-    return count
