@@ -94,6 +94,22 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
+MountOutput = Callable[..., Path]
+
+
+@pytest.fixture
+def mount_output(cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MountOutput:
+    """Mount `output` over a fake server that behaves so, and says this of its storage. Return where."""
+
+    def mount(mode: str, storage: dict[str, object] | None = None) -> Path:
+        monkeypatch.setenv("FAKE_MODE", mode)
+        monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
+        assert cli("mount", manifest, "output", tmp_path / "d").code == 0
+        return tmp_path / "d"
+
+    return mount
+
+
 def state_of(root: Path, name: str) -> Path:
     """The state directory of a Datastore that was mounted once."""
     (found,) = root.glob(f"{name}-*")

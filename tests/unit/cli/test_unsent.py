@@ -21,7 +21,7 @@ from datastore.mounting import unsent
 from datastore.mounting.unsent import remaining
 from tests.promises import promise
 
-from .conftest import Cli, mounted_by_the_kernel, state_of
+from .conftest import Cli, MountOutput, mounted_by_the_kernel, state_of
 
 KEPT = "another client changed this file since it was opened (conflict: fail); what was written is kept on disk"
 
@@ -47,9 +47,9 @@ def leave(state_dir: Path) -> None:
 
 
 @pytest.fixture
-def left(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> Path:
+def left(root: Path, mount_output: MountOutput) -> Path:
     """The state directory of a mount that died with three files."""
-    cli("mount", manifest, "output", tmp_path / "d")
+    mount_output("ready")
     state_dir = state_of(root, "output")
     leave(state_dir)
     pid = int((state_dir / "fake.pid").read_text())
@@ -170,9 +170,9 @@ def test_what_is_too_much_to_be_listed_is_saved_and_discarded_all_the_same(
 
 
 @promise("S-47")
-def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_living_server_discards_itself(cli: Cli, root: Path, mount_output: MountOutput) -> None:
     """The command leaves a server's journal to the server."""
-    cli("mount", manifest, "output", tmp_path / "d")
+    mount_output("ready")
     state_dir = state_of(root, "output")
     leave(state_dir)
     refused = cli("unsent", "output", "--discard", "d/c.txt")
@@ -192,18 +192,16 @@ def test_a_living_server_discards_itself(cli: Cli, root: Path, manifest: Path, t
     ],
 )
 def test_a_discard_that_has_to_wait_says_why(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: dict[str, object], words: str
+    cli: Cli, mount_output: MountOutput, storage: dict[str, object], words: str
 ) -> None:
-    monkeypatch.setenv("FAKE_MODE", "stalled")
-    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("stalled", storage)
     refused = cli("unsent", "output", "--discard", "a/b.txt")
     assert refused.code == 1
     assert re.match(
         f"error: a/b.txt: is not discarded yet, as an upload or a rename of it is under way{words}; if that fails, ",
         refused.err,
     )
-    assert refused.err.endswith(f"`datastore unsent {tmp_path}/d` lists it until then\n")
+    assert refused.err.endswith(f"`datastore unsent {place}` lists it until then\n")
 
 
 @promise("S-47")

@@ -18,7 +18,7 @@ from datastore.mountinfo import Mount
 from datastore.mounting import launch, lifecycle, mountserver, mounttable, records, unmounting
 from tests.promises import promise
 
-from .conftest import Cli, asked, leave_unsent, state_of
+from .conftest import Cli, MountOutput, asked, leave_unsent, state_of
 
 
 @pytest.fixture
@@ -267,75 +267,64 @@ def test_status_shows_what_the_server_says(cli: Cli, root: Path, mounted: Path) 
     assert len(json.loads(cli("status", "-o", "json").out)) == 1
 
 
-def test_status_names_the_files_that_failed_to_upload(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
-    cli("mount", manifest, "output", tmp_path / "d")
+def test_status_names_the_files_that_failed_to_upload(cli: Cli, mount_output: MountOutput) -> None:
+    mount_output("unsynced")
     assert "  not uploaded: 1 files, 2 KiB; 1 failed\n" in cli("status").out
     assert "a/b.txt  2 KiB  1m" in cli("status").out
     assert "403 AccessDenied" in cli("status").out
     assert cli("list").out.splitlines()[1].split()[-2:] == ["1", "1"]
 
 
-def test_umount_refuses_to_lose_changes(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
-    cli("mount", manifest, "output", tmp_path / "d")
-    text = f"{tmp_path}/d: still mounted, because not everything is uploaded: a/b.txt: 403 AccessDenied"
+def test_umount_refuses_to_lose_changes(cli: Cli, root: Path, mount_output: MountOutput) -> None:
+    place = mount_output("unsynced")
+    text = f"{place}: still mounted, because not everything is uploaded: a/b.txt: 403 AccessDenied"
     refused = cli("umount", "output")
     assert refused.code == 6
     assert refused.err.startswith(f"error: {text}; ")
     for way_out in ("unsent --retry", "--save", "umount --force"):
         assert way_out in refused.err
     leave_unsent(state_of(root, "output"), "a/b.txt")
-    text = f"{tmp_path}/d: unmounted, but not everything is uploaded; it is kept on disk: a/b.txt: 403 AccessDenied"
+    text = f"{place}: unmounted, but not everything is uploaded; it is kept on disk: a/b.txt: 403 AccessDenied"
     forced = cli("umount", "--force", "output")
     assert forced.code == 6
     assert forced.err.startswith(f"error: {text}; mount it there again to upload it")
     assert "unsent --save" in forced.err
-    assert not (tmp_path / "d").exists()
+    assert not place.exists()
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "1", "0"]
 
 
 def test_what_no_retry_can_upload_is_not_said_to_be_tried_again(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, root: Path, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another client has written the file meanwhile (S-47)."""
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
     monkeypatch.setenv("FAKE_STUCK", "1")
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("unsynced")
     refused = cli("umount", "output")
     leave_unsent(state_of(root, "output"), "a/b.txt", stuck=True)
     forced = cli("umount", "--force", "output")
     for done in (refused, forced):
         assert done.code == 6
-        assert f"`datastore unsent --save DIR {tmp_path}/d` copies it elsewhere, `--discard FILE`" in done.err
+        assert f"`datastore unsent --save DIR {place}` copies it elsewhere, `--discard FILE`" in done.err
         assert "--retry" not in done.err
         assert "mount it" not in done.err
-    assert f"`datastore umount --force {tmp_path}/d` unmounts" in refused.err
+    assert f"`datastore umount --force {place}` unmounts" in refused.err
 
 
-def test_umount_of_a_busy_directory_says_who_uses_it(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", "busy")
-    cli("mount", manifest, "output", tmp_path / "d")
-    assert cli("umount", "output") == (5, "", f"error: {tmp_path}/d: sh (pid 7) uses it\n")
+def test_umount_of_a_busy_directory_says_who_uses_it(cli: Cli, mount_output: MountOutput) -> None:
+    place = mount_output("busy")
+    assert cli("umount", "output") == (5, "", f"error: {place}: sh (pid 7) uses it\n")
     assert cli("umount", "output", "--force").code == 0
 
 
 def test_all_are_unmounted_and_each_failure_is_said(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput
 ) -> None:
-    assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
-    monkeypatch.setenv("FAKE_MODE", "busy")
-    assert cli("mount", manifest, "output", tmp_path / "e").code == 0
+    assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
+    place = mount_output("busy")
     done = cli("umount", "--all")
     assert done.code == 5
-    assert f"digits is unmounted from {tmp_path}/d\n" in done.err
-    assert f"error: {tmp_path}/e: sh (pid 7) uses it\n" in done.err
+    assert f"digits is unmounted from {tmp_path}/e\n" in done.err
+    assert f"error: {place}: sh (pid 7) uses it\n" in done.err
     assert cli("umount", "--all", "--force").code == 0
     assert cli("list", "-o", "json").out == "[]\n"
     assert cli("umount", "--all").code == 0
@@ -386,25 +375,22 @@ def test_the_state_of_many_mounts_does_not_stay(
     assert [state.exists() for state in states] == [True, True, False, False, True, True]
 
 
-def test_unsent_is_sent_on_demand(
-    cli: Cli, mounted: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = cli("unsent", "--retry", mounted)
+def test_unsent_is_sent_on_demand(cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput) -> None:
+    assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
+    done = cli("unsent", "--retry", "digits")
     assert (done.code, done.err) == (0, "everything of digits is uploaded\n")
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
-    assert cli("mount", manifest, "output", tmp_path / "e").code == 0
+    mount_output("unsynced")
     failed = cli("unsent", "--retry", "output")
     assert failed.code == 6
     assert "a/b.txt: 403 AccessDenied" in failed.err
 
 
 def test_a_server_that_hangs_is_ended_by_force_only(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_MODE", "mute")
     monkeypatch.setattr(unmounting, "FORCE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("datastore.controlclient.STATUS_TIMEOUT_S", 0.2)
-    cli("mount", manifest, "output", tmp_path / "d")
+    mount_output("mute")
     hanging = cli("umount", "output", "--timeout", "200ms")
     assert hanging.code == 1
     assert "`datastore umount --force` ends it anyway" in hanging.err
@@ -425,21 +411,14 @@ def test_a_server_that_hangs_is_ended_by_force_only(
     ],
 )
 def test_an_unmount_that_takes_too_long_names_the_storage(
-    cli: Cli,
-    manifest: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    storage: dict[str, object],
-    why: str,
+    cli: Cli, mount_output: MountOutput, storage: dict[str, object], why: str
 ) -> None:
     """And not the mount server, which answers everything else."""
-    monkeypatch.setenv("FAKE_MODE", "stalled")
-    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("stalled", storage)
     done = cli("umount", "output", "--timeout", "200ms")
     assert done.code == 6
     assert re.match(
-        f"error: {tmp_path}/d: still mounted, because not everything is uploaded: {why}; `datastore unsent", done.err
+        f"error: {place}: still mounted, because not everything is uploaded: {why}; `datastore unsent", done.err
     )
     assert cli("umount", "output", "--force").code == 0
 
@@ -452,20 +431,18 @@ def test_a_directory_that_is_taken_for_a_name_is_told_how_to_write(cli: Cli, man
 
 @promise("S-261")
 def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over NFS: unmounting by force loses it, which is said before and afterwards."""
     monkeypatch.setattr(unmounting, "FORCE_TIMEOUT_S", 0.2)
-    monkeypatch.setenv("FAKE_MODE", "held")
-    monkeypatch.setenv("FAKE_STORAGE", json.dumps({"since": 0, "lastAsked": 1e12, "error": "h can't be reached"}))
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("held", {"since": 0, "lastAsked": 1e12, "error": "h can't be reached"})
     listed = cli("unsent", "output")
     assert "nothing of output is kept on disk" in listed.err
     assert "2 KiB of a/b.txt: storage has not answered" in listed.err
     refused = cli("umount", "output", "--timeout", "200ms")
     assert refused.code == 6
     assert "the server has not stored all that programs wrote" in refused.err
-    assert f"`datastore umount --force {tmp_path}/d` unmounts, and loses it" in refused.err
+    assert f"`datastore umount --force {place}` unmounts, and loses it" in refused.err
     assert "disk" not in refused.err
     forced = cli("umount", "--force", "output")
     assert forced.code == 6
@@ -475,11 +452,10 @@ def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
 
 @promise("S-261")
 def test_what_a_server_refuses_to_store_is_said_to_be_lost_by_a_forced_unmount(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, mount_output: MountOutput
 ) -> None:
     """It answers, so nothing is waited for."""
-    monkeypatch.setenv("FAKE_MODE", "refused")
-    cli("mount", manifest, "output", tmp_path / "d")
+    mount_output("refused")
     assert "2 KiB of a/b.txt: 403 AccessDenied" in cli("unsent", "output").err
     refused = cli("umount", "output")
     assert refused.code == 6
@@ -491,18 +467,13 @@ def test_what_a_server_refuses_to_store_is_said_to_be_lost_by_a_forced_unmount(
 
 
 @promise("S-196")
-def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(cli: Cli, mount_output: MountOutput) -> None:
     """The storage is silent, and nothing is to be uploaded."""
-    storage = {"since": 0, "lastAsked": 1e12, "error": "the SSH server h can't be reached"}
-    monkeypatch.setenv("FAKE_MODE", "ending")
-    monkeypatch.setenv("FAKE_STORAGE", json.dumps(storage))
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("ending", {"since": 0, "lastAsked": 1e12, "error": "the SSH server h can't be reached"})
     done = cli("umount", "output", "--timeout", "200ms")
     assert done.code != 0
     assert re.match(
-        f"error: {tmp_path}/d: unmounted, but requests still run: storage has not answered since 1970-.*: the SSH"
+        f"error: {place}: unmounted, but requests still run: storage has not answered since 1970-.*: the SSH"
         " server h can't be reached; the mount's processes end with them, or at once by `datastore umount --force`",
         done.err,
     )
@@ -510,9 +481,9 @@ def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(
 
 
 def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
-    cli: Cli, root: Path, manifest: Path, tmp_path: Path
+    cli: Cli, root: Path, manifest: Path, mount_output: MountOutput
 ) -> None:
-    cli("mount", manifest, "output", tmp_path / "d")
+    place = mount_output("ready")
     state_dir = state_of(root, "output")
     leave_unsent(state_dir, "a.txt", "b.txt")
     pid = int((state_dir / "fake.pid").read_text())
@@ -525,15 +496,15 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
         ("b.txt", 1024, "403 AccessDenied"),
     ]
     assert "output at" in cli("doctor").out
-    crashed = f"{tmp_path}/d: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
+    crashed = f"{place}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
     assert cli("warm", "output") == (1, "", f"error: {crashed}\n")
     ended = cli("umount", "output")
     assert ended.code == 6
     assert "2 changed files are not uploaded; they are kept on disk" in ended.err
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "2", "1"]
-    assert cli("warm", "output").err.startswith(f"error: {tmp_path}/d: is not mounted; mount it there again")
+    assert cli("warm", "output").err.startswith(f"error: {place}: is not mounted; mount it there again")
     # The next mount at the same place finds the same state directory.
-    assert cli("mount", manifest, "output", tmp_path / "d").code == 0
+    assert cli("mount", manifest, "output", place).code == 0
     assert list(root.iterdir()) == [state_dir]
 
 
@@ -571,11 +542,8 @@ def test_warm_refuses_to_leave_the_mount(cli: Cli, mounted: Path) -> None:
     assert cli("warm", mounted, "../x") == (1, "", f"error: ../x is not inside {mounted}\n")
 
 
-def test_warm_reports_what_it_could_not_fetch(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
-    cli("mount", manifest, "output", tmp_path / "d")
+def test_warm_reports_what_it_could_not_fetch(cli: Cli, mount_output: MountOutput) -> None:
+    mount_output("unsynced")
     line = "error: not everything is in the cache: a.txt: 403 AccessDenied (and 1 more)\n"
     assert cli("warm", "output") == (1, "", line)
 
