@@ -39,20 +39,6 @@ def memory(db: StateDb) -> AttributeMemory:
 
 
 @promise("S-12")
-def test_a_version_is_remembered(memory: AttributeMemory) -> None:
-    """By etag and time; a change of metadata alone shows in the time."""
-    memory.asking()(info(mode="1"))
-    assert memory.known("f", E1, 10 * S) == ({"mode": "1"}, "a/b")
-    assert memory.known("f", E1, 10 * S + 999) is not None
-    assert memory.known("f", E2, 10 * S) is None
-    assert memory.known("f", E1, 11 * S) is None
-    assert memory.known("g", E1, 10 * S) is None
-    memory.asking()(info(mtime_ns=11 * S, mode="2"))
-    assert memory.known("f", E1, 11 * S) == ({"mode": "2"}, "a/b")
-    assert memory.known("f", E1, 10 * S) is None
-
-
-@promise("S-12")
 @pytest.mark.parametrize(
     ("mtime_ns", "answered_ns", "racy"),
     [(10 * S, at_ns, True) for at_ns in (10 * S, 11 * S - 1, 9 * S, 0)] + [(10 * S + 5, 11 * S, False)],
@@ -65,18 +51,6 @@ def test_answers_within_the_second_of_the_change(
     assert is_racy(told) is racy
     memory.asking()(told)
     assert (memory.known("f", E1, mtime_ns) is None) is racy
-
-
-@promise("S-12")
-def test_the_next_mount_knows(db: StateDb, memory: AttributeMemory) -> None:
-    """What was saved, and every full batch before."""
-    for number in range(300):
-        memory.asking()(info(f"f{number}", mode=str(number)))
-    assert AttributeMemory(db).known("f0", E1, 10 * S) is not None
-    memory.save()
-    memory.save()
-    second = AttributeMemory(db)
-    assert all(second.known(f"f{number}", E1, 10 * S) == ({"mode": str(number)}, "a/b") for number in range(300))
 
 
 @promise("S-12")
@@ -112,20 +86,6 @@ def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, mon
     memory.asking()(info("f10"))
     assert memory.known("f0", E1, 10 * S) is not None, "it left the memory for f10"
     assert looked == ["f0"]
-
-
-@promise("S-12")
-def test_what_was_removed_is_forgotten(db: StateDb, memory: AttributeMemory) -> None:
-    """On disk as well: the database does not grow with objects that are no more."""
-    for number in range(20):
-        memory.asking()(info(f"f{number}"))
-    memory.save()
-    for number in range(1, 20):
-        memory.forget(f"f{number}")
-    memory.asking()(info("f5"))
-    assert memory.known("f6", E1, 10 * S) is None
-    memory.save()
-    assert [number for number in range(20) if db.attributes(f"f{number}") is not None] == [0, 5]
 
 
 @promise("S-12")

@@ -32,25 +32,6 @@ def log(path: Path) -> Iterator[NodeLog]:
 
 
 @promise("S-41")
-def test_records_are_told_to_the_next_process(path: Path, log: NodeLog) -> None:
-    """Without a clean end of the first. Closing twice is no error."""
-    log.append([D])
-    log.append([F])
-    second = NodeLog(path)
-    assert second.load() == {2: D, 3: F}
-    second.close()
-    second.close()
-
-
-@promise("S-41")
-def test_the_last_record_of_an_id_wins(log: NodeLog) -> None:
-    """It was renamed; a directory that moved below a newer one comes after it."""
-    moved = D._replace(parent=3, name=b"e", tail="e/")
-    log.append([D, F, moved])
-    assert list(log.load().values()) == [F, moved]
-
-
-@promise("S-41")
 def test_a_new_mount_begins_anew(path: Path, log: NodeLog) -> None:
     """The kernel of a fresh mount knows nothing."""
     log.append([D])

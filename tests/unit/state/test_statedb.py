@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -14,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.state import statedb, youngrows
-from datastore.fuse.state.nodelog import NodeRecord
-from datastore.fuse.state.rows import Subject, Unsent
+from datastore.fuse.state.rows import Unsent
 from datastore.fuse.state.statedb import KnownAttributes, StateDb
-from datastore.fuse.store.base import UploadId
 from tests.promises import promise
 
 Reopened = Callable[[], StateDb]
@@ -77,27 +74,6 @@ def full_disk(db: StateDb, monkeypatch: pytest.MonkeyPatch, *, readable: bool = 
     with monkeypatch.context() as patch:
         patch.setattr(db, "_connection", ReadableFullDisk(db._connection) if readable else FullDisk())
         yield
-
-
-@promise("S-20")
-def test_unsent_files_are_told_to_the_next_process(reopened: Reopened, db: StateDb) -> None:
-    """Every field, oldest first, without a clean end of the first process."""
-    rows = [row("b", since_ns=2, error="the server is down"), row("a", key=ODD_KEY, since_ns=1)]
-    for one in rows:
-        db.record_unsent(one)
-    second = reopened()
-    assert second.unsent() == [rows[1], rows[0]]
-
-
-@promise("S-20")
-def test_a_row_is_replaced_and_forgotten(db: StateDb) -> None:
-    """One row a staging file, which follows renames."""
-    db.record_unsent(row("a", key="old"))
-    db.record_unsent(row("a", key="new"))
-    assert [one.key for one in db.unsent()] == ["new"]
-    db.forget_unsent("a")
-    db.forget_unsent("a")
-    assert db.unsent() == []
 
 
 @promise("S-20", "S-50")
@@ -241,51 +217,6 @@ def test_the_log_does_not_grow_for_ever(path: Path, db: StateDb, monkeypatch: py
     assert [one.staging for one in db.unsent()] == ["kept"]
 
 
-@promise("S-27")
-def test_intents(reopened: Reopened, db: StateDb) -> None:
-    """What was begun and not ended is told in order."""
-    move = NodeRecord(1 << 52, 2, stat.S_IFREG, "\udc80b", b"\x80b")
-    first = db.begin("rename-file", "a", ODD_KEY, move, Subject("e", replaced=ODD_KEY, over=""))
-    second = db.begin("rename-directory", ODD_KEY, "e/")
-    third = db.begin("discard", "x", "")
-    db.end(second)
-    again = reopened()
-    assert again.intents() == [first, third]
-    again.put_off(first, 5)
-    later = again.put_off(again.intents()[0], 6)
-    assert reopened().intents() == [later, third]
-    assert later == first._replace(subject=first.subject._replace(put_off_ns=5))
-    again.end(first)
-    again.end(third)
-    assert db.intents() == []
-
-
-@promise("S-27")
-def test_the_second_half_of_a_rename(reopened: Reopened, db: StateDb) -> None:
-    """When the content is at the target, the unsent bytes are forgotten in the same step, also for the next process."""
-    db.record_unsent(row("a"))
-    db.record_unsent(row("b"))
-    intent = db.begin("rename-file", "old", "new")
-    db.moved(intent, "etag", ["a"])
-    assert db.intents() == [intent._replace(kind="remove", target="etag")]
-    assert [one.staging for one in db.unsent()] == ["b"]
-    assert [one.staging for one in reopened().unsent()] == ["b"]
-
-
-@promise("S-12")
-def test_known_attributes(reopened: Reopened, db: StateDb) -> None:
-    """By key, the newest that was told."""
-    old = KnownAttributes("e1", 5, {"mode": "1"}, "a/b")
-    new = KnownAttributes("e2", 6, {}, "")
-    db.remember_attributes([(ODD_KEY, old), ("f", old)])
-    db.remember_attributes([("f", new)])
-    assert db.attributes(ODD_KEY) == old
-    assert db.attributes("f") == new
-    assert db.attributes("g") is None
-    second = reopened()
-    assert second.attributes("f") == new
-
-
 @promise("S-12")
 def test_old_attributes_are_dropped(path: Path, db: StateDb) -> None:
     """The memory on disk is bounded."""
@@ -352,18 +283,6 @@ def test_many_threads(db: StateDb) -> None:
     assert db.intents() == []
 
 
-@promise("S-46")
-def test_multipart_uploads(reopened: Reopened, db: StateDb) -> None:
-    """What was begun and not ended is told, with its id once that is known."""
-    first = db.upload_begun("a", 1)
-    second = db.upload_begun(ODD_KEY, 2)
-    third = db.upload_begun("c", 3)
-    db.upload_known(second, UploadId("u2"))
-    db.upload_ended(third)
-    again = reopened()
-    assert again.uploads() == [(first, "a", "", 1), (second, ODD_KEY, "u2", 2)]
-
-
 @promise("S-50")
 def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each caller's row is on the disk when its call returns."""
@@ -376,19 +295,6 @@ def test_syncs_that_come_together_are_one(db: StateDb, monkeypatch: pytest.Monke
     before = len(synced)
     db.sync()
     assert len(synced) == before + 1
-
-
-@promise("S-205")
-def test_attributes_that_another_was_told_are_forgotten(reopened: Reopened, db: StateDb) -> None:
-    known = KnownAttributes("e", 1, {"mode": "33188"}, "text/plain")
-    db.attributes_are_of("alice")
-    db.remember_attributes([("f", known)])
-    db.attributes_are_of("alice")
-    assert db.attributes("f") == known
-    second = reopened()
-    second.attributes_are_of("bob")
-    assert second.attributes("f") is None
-    assert second.attributes_at_most == 0
 
 
 @promise("S-205")
