@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.servers import Server, boto_client
+from tests.servers import Server, boto_client, free_port
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 ENDPOINT = "http://127.0.0.1:9000"
@@ -53,7 +54,7 @@ def test_the_readme_s_commands_work(versitygw: Server, tmp_path: Path) -> None:
         manifest = manifest.replace(placeholder, real)
     (tmp_path / "datastore.yaml").write_text(manifest)
 
-    mount_block, run_block = (block.replace("/tmp/photos", str(tmp_path / "run")) for block in _blocks("console"))
+    mount_block, run_block, _ = (block.replace("/tmp/photos", str(tmp_path / "run")) for block in _blocks("console"))
     assert "\nfirst\nsecond\n" in _run_console(mount_block, tmp_path)
 
     client = boto_client(versitygw)
@@ -65,6 +66,19 @@ def test_the_readme_s_commands_work(versitygw: Server, tmp_path: Path) -> None:
     printed = _run_console(run_block, tmp_path)
     for name in ("archive", "empty", "notes.txt", "latest"):
         assert name in printed
+
+
+def test_the_readme_s_training_runs(tmp_path: Path) -> None:
+    """Its commands, with a copy of the examples that has a free port in place of 9000."""
+    examples, port = tmp_path / "examples", str(free_port())
+    shutil.copytree(README.parent / "examples", examples)
+    for each in (examples / "put_digits.py", examples / "none" / "job.yaml"):
+        each.write_text(each.read_text().replace(ENDPOINT, f"http://127.0.0.1:{port}"))
+    *_, block = _blocks("console")
+    assert "moto_server -p 9000" in block
+    printed = _run_console("$ trap 'kill %1' EXIT\n" + block.replace("9000", port), tmp_path)
+    assert "accuracy 0." in printed
+    assert "digits: Succeeded" in printed
 
 
 def test_what_the_readme_says_to_make_can_be_made() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,9 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from sklearn.datasets import load_digits
 
 from datastore.api.trainingjob import RoleName
 from datastore.cli.job.drivers import as_json
@@ -158,11 +155,9 @@ def left_behind() -> list[str]:
 
 
 def put_digits(server: Server, bucket: str, key: str = "digits.npz") -> None:
-    """digits.npz: pictures of 64 numbers from 0 to 16, and labels."""
-    digits = load_digits()
-    body = io.BytesIO()
-    np.savez(body, pictures=digits.images.reshape(-1, 64).astype(np.uint8), labels=digits.target.astype(np.uint8))
-    boto_client(server).put_object(Bucket=bucket, Key=key, Body=body.getvalue())
+    """The digits of the examples."""
+    body = runpy.run_path(str(EXAMPLES / "put_digits.py"))["digits"]()
+    boto_client(server).put_object(Bucket=bucket, Key=key, Body=body)
 
 
 def pids_of(laptop: Laptop, name: str) -> list[int]:
