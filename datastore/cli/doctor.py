@@ -36,12 +36,12 @@ _STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 def doctor_command(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="YAML file; the storage of its Datastores is checked too.")
+        str | None, typer.Argument(metavar="FILE", help="YAML file; the storage of its Datastores is checked too.")
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Check only this Datastore of the file.", autocompletion=complete_datastores
+            metavar="NAME", help="Check only this Datastore of the file.", autocompletion=complete_datastores
         ),
     ] = None,
     cluster: Annotated[

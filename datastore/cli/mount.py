@@ -42,14 +42,14 @@ def mount_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="Name of the Datastore; needed if the file holds several.",
             autocompletion=complete_datastores,
         ),
     ] = None,
     directory: Annotated[
         str | None,
-        typer.Argument(metavar="[DIR]", help="Directory to mount at; it is made if missing. Default: ./NAME."),
+        typer.Argument(metavar="DIR", help="Directory to mount at; it is made if missing. Default: ./NAME."),
     ] = None,
     read_only: ReadOnly = False,
     foreground: Annotated[

@@ -11,7 +11,7 @@ from datastore.units import format_size
 
 Seen = Mapping[str, Any]
 COLUMNS = (
-    *("NAME", "MOUNTPOINT", "OPS/s", "READ/s", "WRITE/s", "HITS", "DIRTY", "ERRORS", "P50", "P99", "RSS"),
+    *("NAME", "MOUNTPOINT", "OPS/s", "READ/s", "WRITE/s", "HITS", "UNSENT", "ERRORS", "P50", "P99", "RSS"),
     "STATE",
 )
 

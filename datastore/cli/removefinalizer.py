@@ -19,7 +19,8 @@ Namespace = Annotated[
 
 
 def remove_finalizer_command(
-    name: Annotated[str, typer.Argument(help="Name of a Datastore that is being deleted.")], namespace: Namespace = ""
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a Datastore that is being deleted.")],
+    namespace: Namespace = "",
 ) -> None:
     """Remove the finalizer of a Datastore of the cluster whose deletion is stuck.
 

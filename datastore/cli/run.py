@@ -38,7 +38,9 @@ _WAIT_S = 60.0
 
 def run_command(
     file: Annotated[str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the Datastores.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Command to run, with its arguments.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="Command to run, with its arguments, after --.")
+    ],
     mount: Annotated[
         list[str] | None,
         typer.Option(

@@ -51,8 +51,8 @@ def serve_command(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- COMMAND...]",
-            help=f"Server to run, with its arguments. Default: {PROGRAM} of this machine, or --image.",
+            metavar="COMMAND",
+            help=f"Server to run, with its arguments, after --. Default: {PROGRAM} of this machine, or --image.",
         ),
     ] = None,
     port: Annotated[

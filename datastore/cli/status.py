@@ -23,7 +23,7 @@ def status_command(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DIR|NAME]",
+            metavar="DIR|NAME",
             help="Directory or name of a mounted Datastore. Default: all mounts.",
             autocompletion=complete_mounted,
         ),

@@ -36,7 +36,11 @@ def umount_command(
     ] = False,
     timeout: Annotated[
         str,
-        typer.Option("--timeout", help="The longest wait for uploads, e.g. 30s or 1h. Default: 10m, with --force 10s."),
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="The longest wait for uploads, e.g. 30s or 1h. Default: 10m, with --force 10s.",
+        ),
     ] = "",
 ) -> None:
     """Upload what is left and unmount. If changes can't be uploaded, the mount stays, and the exit code is 6."""

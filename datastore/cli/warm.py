@@ -24,7 +24,7 @@ SILENCE_TIMEOUT_S = 900.0
 
 def warm_command(
     target: Target,
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Fetch only this file or directory of the mount.")] = "",
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Fetch only this file or directory of the mount.")] = "",
 ) -> None:
     """Fetch a mounted Datastore, or a part of it, into the cache."""
     record, inner = _locate(target, path)

@@ -17,7 +17,7 @@ from datastore.training.launchers import existing
 
 def delete_command(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Names of the TrainingJobs.", autocompletion=complete_jobs)
+        list[str], typer.Argument(metavar="NAME", help="Names of the TrainingJobs.", autocompletion=complete_jobs)
     ],
     namespace: Namespace = DEFAULT,
     output: Output = Format.TABLE,

@@ -21,7 +21,7 @@ def submit_command(
         str, typer.Option("--file", "-f", metavar="FILE", help="YAML file with the TrainingJob and its Datastores.")
     ],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Name of the TrainingJob; needed if the file holds several.")
+        str | None, typer.Argument(metavar="NAME", help="Name of the TrainingJob; needed if the file holds several.")
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Run the job on this machine, with this machine's programs.")

@@ -22,10 +22,16 @@ def tensorboard_command(
         int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1 at which TensorBoard is served.")
     ] = 6006,
     datastore: Annotated[
-        str, typer.Option("--datastore", help="Datastore with the event files. Default: what spec.tensorboard says.")
+        str,
+        typer.Option(
+            "--datastore", metavar="NAME", help="Datastore with the event files. Default: what spec.tensorboard says."
+        ),
     ] = "",
     path: Annotated[
-        str, typer.Option("--path", help="With --datastore: directory in it with the event files. Default: all of it.")
+        str,
+        typer.Option(
+            "--path", metavar="PATH", help="With --datastore: directory in it with the event files. Default: all of it."
+        ),
     ] = "",
     namespace: Namespace = DEFAULT,
 ) -> None:

@@ -20,7 +20,7 @@ _DIGEST_CHARACTERS = len("sha256:") + 12
 
 def list_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="List the versions of this model. Default: list the models.")
+        str | None, typer.Argument(metavar="NAME", help="List the versions of this model. Default: list the models.")
     ] = None,
     file: File = None,
     store: Store = None,

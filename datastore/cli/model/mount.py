@@ -36,7 +36,7 @@ def mount_command(
     reference: Reference,
     directory: Annotated[
         str | None,
-        typer.Argument(metavar="[DIR]", help="Directory to mount at; it is made if missing. Default: ./NAME-VERSION."),
+        typer.Argument(metavar="DIR", help="Directory to mount at; it is made if missing. Default: ./NAME-VERSION."),
     ] = None,
     file: File = None,
     store: Store = None,

@@ -114,6 +114,15 @@ def test_wrong_usage_is_one_line(cli: Cli) -> None:
     assert cli("status", "-o", "wide") == (2, "", wrong)
 
 
+def test_usage_has_one_pair_of_brackets_around_an_argument(cli: Cli) -> None:
+    assert "mount [OPTIONS] {FILE} [NAME] [DIR]" in cli("mount", "--help").out
+    for verb in app.VERBS:
+        usage = cli(verb, "--help").out.partition(" [OPTIONS] ")[2].splitlines()[0].strip()
+        assert not set(usage.split()) & {"{--", "[--"}, verb
+        assert "[[" not in usage, verb
+        assert usage == usage.upper(), verb
+
+
 def test_a_relative_path_below_a_removed_directory_is_told_as_that(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
