@@ -88,6 +88,29 @@ OF_PARTS = {
     "datastore-controller-rotation": SWITCHES["rotation.yaml"],
 }
 """ClusterRole of a part that may be left out -> the value that says whether it is there."""
+ABOUT = {
+    "image": "No registry has this image: `make image` builds it.",
+    "namespaces": "The namespaces that the controllers serve, besides their own. Empty: all.",
+    "endpoints": "Servers that users may name: https://*.example.org, nfs://nas.example.org. None for S3: any for S3.",
+    "allowRanges": "The private addresses that these servers may have, such as 10.20.0.0/16. Empty: none.",
+    "denyRanges": "Addresses in allowRanges that these servers may not have: those of pods, services and nodes.",
+    "rotation": "A changed Secret reaches mounts at once, not after 60 to 90 s. Needs Kubernetes 1.30.",
+    "userRoles": "The cluster's roles edit and admin hold for our objects, too, and view lets users read them.",
+    "claimProbe": "The controller makes pods that try volumes of other drivers, if a Datastore has spec.claim.probe.",
+    "models": "The controllers of Models and of Servings; the settings here are those of the first.",
+    "managedNfs": "NFS servers in the cluster, for StorageClasses with `provisioner: ganesha`.",
+    "podMonitor": "A PodMonitor for the Prometheus operator.",
+    "servings": "The controller of Servings, if models.enabled.",
+    "controller": "The controller of Datastores. More arguments: --allow-local=DIR, --ambient-credentials.",
+    "trainingController": "The controller of TrainingJobs. More arguments: --allow-overlay=NAME (docs/SECURITY.md).",
+    "node": "The node plugin: a pod on each node.",
+    "mountMemory": "The most memory of the server of one mount.",
+    "maxVolumes": "The most volumes of a node at a time.",
+    "cacheSizeVolume": "The most disk space of the cache of one volume.",
+    "cacheSizeNode": "The most disk space of the caches of all volumes of a node.",
+    "mountDaemon": "The mount daemon: a pod on each node, in which the mounts run. Its memory: docs/OPERATIONS.md.",
+}
+"""Value -> what values.yaml says about it."""
 NOT_NAMESPACED = frozenset(
     {
         "Namespace",
@@ -146,13 +169,16 @@ def values() -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """values.schema.json, by which helm refuses a value that there is not, and a switch that is not true or false."""
+    """values.schema.json, by which helm refuses a value that there is not, and a switch or list that is none."""
+
+    def typed(value: object) -> dict[str, Any]:
+        return {"type": {bool: "boolean", list: "array"}[type(value)]} if isinstance(value, bool | list) else {}
 
     def part(known: Mapping[str, Any]) -> dict[str, Any]:
-        properties = {name: {"type": "boolean"} if isinstance(value, bool) else {} for name, value in known.items()}
+        properties = {name: typed(value) for name, value in known.items()}
         return {"type": "object", "additionalProperties": False, "properties": properties}
 
-    properties = {name: part(value) if isinstance(value, dict) else {} for name, value in values().items()}
+    properties = {name: part(value) if isinstance(value, dict) else typed(value) for name, value in values().items()}
     # helm itself puts `global` among the values of a chart that another one includes.
     return part({}) | {"properties": {**properties, "global": {}}}
 
@@ -160,7 +186,7 @@ def schema() -> dict[str, Any]:
 def files() -> dict[str, str]:
     """The chart, by path below manifests/chart."""
     written: dict[str, list[str]] = {}
-    made = {"values.yaml": _dump(values()), "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
+    made = {"values.yaml": _explained(_dump(values())), "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
     for name, document in objects():
         if document["kind"] == "Namespace":
             continue  # helm makes it, by --create-namespace
@@ -186,6 +212,15 @@ def files() -> dict[str, str]:
     made["templates/managed-nfs.yaml"] = HEADER + nfs
     made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", _parts("monitoring/podmonitor.yaml"))
     return made
+
+
+def _explained(text: str) -> str:
+    """values.yaml with ABOUT above each value."""
+
+    def explained(found: re.Match[str]) -> str:
+        return f"{found[1]}# {ABOUT[found[2]]}\n{found[0]}" if found[2] in ABOUT else found[0]
+
+    return re.sub(r"^( *)(\w+):", explained, text, flags=re.MULTILINE)
 
 
 def _if(condition: str, text: str) -> str:

@@ -95,6 +95,7 @@ def test_helm_makes_what_kustomize_makes(
         ("allowRange={10.0.0.0/8}", "additional properties 'allowRange' not allowed"),
         ("node.maxVolume=5", "additional properties 'maxVolume' not allowed"),
         ("userRoles.enabled=no", "got string, want boolean"),
+        ("namespaces=team", "got string, want array"),
     ],
 )
 def test_a_value_that_the_chart_does_not_have_is_refused(chosen: str, said: str) -> None:

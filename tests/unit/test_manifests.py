@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def test_the_checked_in_chart_is_what_the_base_says() -> None:
         assert (CHART / name).read_text() == text, "run: python -m datastore.manifests.chartwriter"
     there = {str(path.relative_to(CHART)) for path in CHART.rglob("*.*")} - {"Chart.yaml"}
     assert there == set(chartwriter.files())
+
+
+def test_values_yaml_says_what_each_of_its_values_is() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    assert [after for before, after in pairwise(lines) if after[0] not in " #" and not before.startswith("# ")] == []
 
 
 def test_the_chart_with_its_defaults_makes_the_objects_of_the_base() -> None:
