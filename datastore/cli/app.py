@@ -30,7 +30,7 @@ VERBS = {
     "list": "list_:list_command",
     "status": "status:status_command",
     "top": "top:top_command",
-    "unsent": "rescue:unsent_command",
+    "unsent": "unsent:unsent_command",
     "warm": "warm:warm_command",
     "run": "run:run_command",
     "serve": "serve:serve_command",
