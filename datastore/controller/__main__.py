@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arguments() -> argparse.ArgumentParser:
     parser = process.arguments("datastore.controller", "Datastores", _DEFAULTS)
     add = parser.add_argument
-    add("--check", type=parse_duration, default=_DEFAULTS.check_s, help="how often a working backend is looked at")
+    add("--check", type=parse_duration, default=_DEFAULTS.check_s, help="how often a storage that works is checked")
     add("--allow-local", action="append", default=[], metavar="DIR", help="a directory spec.local may name; repeatable")
     add("--ambient-credentials", action="store_true", help="lend our identity to Datastores without a Secret")
     add(

@@ -201,7 +201,7 @@ class Reconciler:
                 log.info("work on the storage was left to another replica", extra=fields(datastore="/".join(key)))
             except Unavailable as error:
                 # This says nothing about the storage, so the facts stay as they are.
-                log.info("a look at the storage is put off", extra=fields(datastore="/".join(key), reason=error))
+                log.info("the check of a storage is put off", extra=fields(datastore="/".join(key), reason=error))
                 known.look_at = time.monotonic() + self._settings.retry_after(known.failures)
                 known.failures += 1
             finally:

@@ -13,7 +13,7 @@ class Settings(RuntimeSettings):
     """Read from the command line in __main__. Secrets of StorageClasses may be in the controller's own namespace."""
 
     check_s: float = 300.0
-    """How often the storage behind a Datastore that works is looked at again."""
+    """How often the storage of a Datastore that works is checked again."""
     usage_s: float = 900.0
     """How often a large Datastore is counted; one that fits a page of a listing is counted at every check."""
     release_s: float = 20.0
