@@ -220,7 +220,8 @@ def test_a_version_goes_when_nobody_uses_it() -> None:
     assert refused.finalizer is None
     assert "the alias prod" in refused.status["message"]
     assert decide(observed(going, job=ended("Complete", name))).finalizer is False
-    assert decide(observed(going, namespace_ends=True)).finalizer is False
+    assert decide(observed(going, namespace_ends=True)) == Plan(finalizer=False)
+    assert decide(observed(going, store=None, store_volume=None)) == Plan(finalizer=False)
 
 
 @promise("S-397")
