@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from datastore.cli.arguments import Output
-from datastore.cli.console import Format, one_line, print_columns, print_json
+from datastore.cli.console import Format, note, one_line, print_columns, print_json
 from datastore.cli.inspection import complete_mounted, find, inspect
 from datastore.cli.rates import short_time
 from datastore.histogram import quantile_s
@@ -37,6 +37,8 @@ def status_command(
     if output is Format.JSON:
         print_json(seen if target is None else seen[0])
         return
+    if not seen:
+        note("nothing is mounted")
     for number, each in enumerate(seen):
         sys.stdout.write("\n" * (number > 0) + (_text(each) if verbose else _short(each)))
         if verbose:

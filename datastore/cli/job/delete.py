@@ -24,7 +24,7 @@ def delete_command(
 ) -> None:
     """End TrainingJobs and delete them with their logs. What they wrote to their Datastores stays.
 
-    One that can't be deleted does not keep the others; the exit code is that of the first error.
+    If one can't be deleted, the others are; the exit code is that of the first error.
     """
     gone = []
     code = ExitCode.OK

@@ -253,6 +253,11 @@ def test_list_shows_what_is_mounted(cli: Cli, mounted: Path) -> None:
     assert row.split() == ["digits", str(mounted), "s3://digits/", "ro", "mounted", "0", "0"]
 
 
+def test_status_says_that_nothing_is_mounted(cli: Cli) -> None:
+    assert cli("status") == (0, "", "nothing is mounted\n")
+    assert cli("status", "-o", "json") == (0, "[]\n", "")
+
+
 def test_status_shows_what_the_server_says(cli: Cli, root: Path, mounted: Path) -> None:
     told = json.loads(cli("status", "digits", "-o", "json").out)
     assert (told["state"], told["cache"], told["dirty"]) == ("mounted", {"bytes": 1536, "limit": 10 << 30}, [])
