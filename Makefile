@@ -70,7 +70,7 @@ cluster-down: ## end it and remove what it wrote
 image: setup cluster-tools ## build the image from the Dockerfile, without a registry of images
 	@$(PY) -m tests.cluster.image
 
-bench: setup-bench tools ## time W1 to W12, M1 and N1 beside other tools and local disk; BENCH='--only W1 --short' for less
+bench: setup-bench tools ## time the workloads of docs/BENCH.md beside other tools and local disk; BENCH='--only W1 --short' for less
 	@.ci/apt s3fs rclone
 	@$(PY) -m bench $(BENCH)
 
