@@ -19,6 +19,7 @@ import yaml
 HERE = Path(__file__).parent
 LABELS = {"app.kubernetes.io/name": "datastore", "app.kubernetes.io/part-of": "kube-datastore"}
 NAMESPACE = "datastore-system"
+KUBELET_DIR = "/var/lib/kubelet"
 IMAGE = "{{ .Values.image.repository }}:{{ .Values.image.tag }}"
 RELEASE_NAMESPACE = "{{ .Release.Namespace }}"
 HEADER = "{{- /* Written from manifests/base by python -m datastore.manifests.chartwriter; do not edit. */}}\n"
@@ -90,6 +91,8 @@ OF_PARTS = {
 """ClusterRole of a part that may be left out -> the value that says whether it is there."""
 ABOUT = {
     "image": "No registry has this image: `make image` builds it.",
+    "pullSecrets": "Secrets of a private registry, as in a pod: [{name: NAME}].",
+    "kubeletDir": "In microk8s: /var/snap/microk8s/common/var/lib/kubelet, in k0s: /var/lib/k0s/kubelet.",
     "namespaces": "The namespaces that the controllers serve, besides their own. Empty: all.",
     "endpoints": "Servers that users may name: https://*.example.org, nfs://nas.example.org. None for S3: any for S3.",
     "allowRanges": "The private addresses that these servers may have, such as 10.20.0.0/16. Empty: none.",
@@ -143,6 +146,7 @@ def values() -> dict[str, Any]:
     """values.yaml: what the base has."""
     found: dict[str, Any] = {
         "image": {},
+        "kubeletDir": KUBELET_DIR,
         "namespaces": [],
         "endpoints": [],
         "allowRanges": [],
@@ -163,6 +167,7 @@ def values() -> dict[str, Any]:
             "repository": image,
             "tag": tag,
             "pullPolicy": _at(document, (*_CONTAINER, "imagePullPolicy")),
+            "pullSecrets": _at(document, (*_POD, "imagePullSecrets")),
         }
         found[part[0]] = found.get(part[0], {}) | {name: _at(document, path) for name, path in part[1].items()}
     return found
@@ -193,7 +198,7 @@ def files() -> dict[str, str]:
         if document["kind"] == "CustomResourceDefinition":
             made[f"crds/{document['metadata']['name']}.yaml"] = _dump(document)
             continue
-        text = _QUOTED.sub(r"\1", _dump(_templated(document)))
+        text = _QUOTED.sub(r"\1", _dump(_templated(document))).replace(KUBELET_DIR, "{{ .Values.kubeletDir }}")
         if document["kind"] == "ClusterRoleBinding" and document["roleRef"]["name"] in SERVED:
             text = _if("not .Values.namespaces", text)
         written.setdefault(name, []).append(text)
@@ -328,6 +333,7 @@ def _templated(document: dict[str, Any]) -> dict[str, Any]:
         return document
     _put(document, (*_CONTAINER, "image"), IMAGE)
     _put(document, (*_CONTAINER, "imagePullPolicy"), "{{ toJson .Values.image.pullPolicy }}")
+    _put(document, (*_POD, "imagePullSecrets"), "{{ toJson .Values.image.pullSecrets }}")
     for each in _at(document, _CONTAINER).get("env", []):
         if each["name"] in ENVIRONMENT:
             each["value"] = ENVIRONMENT[each["name"]]

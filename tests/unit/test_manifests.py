@@ -46,6 +46,18 @@ def test_the_checked_in_chart_is_what_the_base_says() -> None:
     assert there == set(chartwriter.files())
 
 
+def test_the_nodes_parts_work_in_the_directory_that_the_kubelet_has() -> None:
+    pods = [each["spec"]["template"]["spec"] for each in _chart(kubeletDir="/k") if each["kind"] == "DaemonSet"]
+    assert len(pods) == 2
+    assert "/var/lib/kubelet" not in json.dumps(pods)
+    for pod in pods:
+        (container,) = pod["containers"]
+        settings = from_environment({each["name"]: each.get("value", "") for each in container["env"]})
+        assert str(settings.csi_socket) == "/k/plugins/csi.datastore.dev/csi.sock"
+        assert "/k" in [each["mountPath"] for each in container["volumeMounts"]]
+        assert "/k" in [each["hostPath"]["path"] for each in pod["volumes"]]
+
+
 def test_values_yaml_says_what_each_of_its_values_is() -> None:
     lines = (CHART / "values.yaml").read_text().splitlines()
     assert [after for before, after in pairwise(lines) if after[0] not in " #" and not before.startswith("# ")] == []
@@ -66,13 +78,14 @@ def test_the_chart_with_its_defaults_makes_the_objects_of_the_base() -> None:
 
 def test_the_charts_values_reach_the_objects() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    values["image"] = {"repository": "r", "tag": "t", "pullPolicy": "Always"}
+    values["image"] = {"repository": "r", "tag": "t", "pullPolicy": "Always", "pullSecrets": [{"name": "s"}]}
     values["node"]["tolerations"] = []
     values["node"]["maxVolumes"] = 5
     values["podMonitor"]["enabled"] = True
     (daemon,) = chartwriter.rendered((CHART / "templates" / "node.yaml").read_text(), values, "other")
     pod = daemon["spec"]["template"]["spec"]
     assert (pod["containers"][0]["image"], pod["tolerations"], daemon["metadata"]["namespace"]) == ("r:t", [], "other")
+    assert pod["imagePullSecrets"] == [{"name": "s"}]
     told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert told["MAX_VOLUMES"] == "5", "a variable is text, also where a person wrote a number"
     (monitor,) = chartwriter.rendered((CHART / "templates" / "podmonitor.yaml").read_text(), values, "other")
