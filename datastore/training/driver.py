@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +53,20 @@ class LogLine:
     text: str
 
 
+def newest(lines: Iterable[LogLine], tail: int | None) -> Iterator[LogLine]:
+    """Yield the last `tail` lines of each replica, also if the rest can't be read; all of them if tail is None."""
+    if tail is None:
+        yield from lines
+        return
+    last: dict[tuple[RoleName, int], deque[LogLine]] = {}
+    try:
+        for line in lines:
+            last.setdefault((line.role, line.index), deque(maxlen=tail)).append(line)
+    finally:
+        for each in last.values():
+            yield from each
+
+
 class Driver(Protocol):
     """Runs training jobs. Every call but create is idempotent. Errors of all: NoSuchJob and other DatastoreErrors."""
 
@@ -76,9 +91,17 @@ class Driver(Protocol):
         ...
 
     def logs(
-        self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
+        self,
+        name: str,
+        namespace: str,
+        role: RoleName | None = None,
+        index: int | None = None,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the lines of the replicas' logs, from the oldest line kept. follow: go on until the job has ended."""
+        """Yield the lines of the replicas' logs, from the oldest line kept; with tail, from that many before the end of
+        each. follow: go on until the job has ended."""
         ...
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:

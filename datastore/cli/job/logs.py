@@ -1,4 +1,4 @@
-"""`datastore job logs NAME [-f] [--role ROLE] [--index N]`."""
+"""`datastore job logs NAME [-f] [--tail N] [--role ROLE] [--index N]`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from datastore.training.launchers import existing
 def logs_command(
     name: Name,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the job has finished.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail", min=0, help="Print only so many of the last lines of each replica, and what follows with -f."
+        ),
+    ] = None,
     role: Annotated[RoleName | None, typer.Option("--role", help="Print only the logs of this role.")] = None,
     index: Annotated[
         int | None, typer.Option("--index", min=0, help="Print only the log of the replica with this index.")
@@ -29,7 +35,7 @@ def logs_command(
     if observed.status.phase in (None, "Pending"):
         note(f"{name} does not run yet{f': {why}' if (why := observed.status.message) else ''}")
     alone = len(observed.evidence.replicas) == 1 or (role is not None and index is not None)
-    for line in driver.logs(name, namespace, role, index, follow=follow):
+    for line in driver.logs(name, namespace, role, index, follow=follow, tail=tail):
         print_line(line, alone)
         if follow:
             sys.stdout.flush()

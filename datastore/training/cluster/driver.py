@@ -23,7 +23,7 @@ from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, Outage
 from datastore.training import schedule
 from datastore.training.cluster import names, usage
 from datastore.training.cluster.replicas import replicas_of
-from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed
+from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed, newest
 from datastore.training.evidence import Evidence
 from datastore.training.policy import State
 from datastore.training.results import place_of_result
@@ -131,7 +131,14 @@ class KubernetesDriver:
         return time.monotonic() - began
 
     def logs(
-        self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
+        self,
+        name: str,
+        namespace: str,
+        role: RoleName | None = None,
+        index: int | None = None,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
     ) -> Iterator[LogLine]:
         """See Driver. Of pods that were freed, only the end of their logs is kept."""
         job = _parsed(self._found(name, namespace))
@@ -144,7 +151,8 @@ class KubernetesDriver:
             ended = False
             try:
                 ended = self.observe(name, namespace).status.phase in _ENDED
-                yield from self._new_lines(name, namespace, readers)
+                yield from newest(self._new_lines(name, namespace, readers), tail)
+                tail = None
                 outage.over()
             except Unreachable as error:
                 if not follow:

@@ -21,7 +21,7 @@ from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord, all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
-from datastore.training.driver import LogLine, NoSuchJob, Observed
+from datastore.training.driver import LogLine, NoSuchJob, Observed, newest
 from datastore.training.local import cgroups, gpus, logcopies, processes
 from datastore.training.local.isolation import Container
 from datastore.training.local.launcher import KILL_TIMEOUT_S
@@ -134,7 +134,14 @@ class LocalDriver:
         return time.monotonic() - began
 
     def logs(
-        self, name: str, namespace: str, role: RoleName | None = None, index: int | None = None, *, follow: bool = False
+        self,
+        name: str,
+        namespace: str,
+        role: RoleName | None = None,
+        index: int | None = None,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
     ) -> Iterator[LogLine]:
         """See Driver."""
         directory = self._found(name, namespace)
@@ -150,10 +157,15 @@ class LocalDriver:
         while True:
             ended = not (follow and directory.alive)
             said = False
-            for task, reader in readers:
-                for text in reader.new(last=ended):
-                    said = True
-                    yield LogLine(role=task.role, index=task.index, text=text)
+            new = (
+                LogLine(role=task.role, index=task.index, text=text)
+                for task, reader in readers
+                for text in reader.new(last=ended)
+            )
+            for line in newest(new, tail):
+                said = True
+                yield line
+            tail = None
             if ended:
                 return
             if not said:

@@ -78,6 +78,14 @@ def test_a_log_is_followed_over_an_outage(
     assert next(steps, None) is None
 
 
+def test_a_log_begins_with_its_last_lines_and_is_followed(
+    api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.objects[LOG]["text"] = "2026-01-01T00:00:00.0Z none\n2026-01-01T00:00:01.0Z one\n"
+    monkeypatch.setattr(driver.time, "sleep", lambda _: ends(api))  # type: ignore[attr-defined]
+    assert [each.text for each in cluster.logs("digits", "team", follow=True, tail=1)] == ["one", "two"]
+
+
 @promise("S-365")
 def test_an_outage_without_end_is_told(
     api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch

@@ -347,6 +347,20 @@ def test_of_a_long_log_the_oldest_line_is_whole(directory: JobDirectory) -> None
     assert {each.text for each in LocalDriver().logs("digits", "default")} == {"x" * 70}
 
 
+def test_a_log_begins_with_its_last_lines_and_is_followed(directory: JobDirectory) -> None:
+    directory.log("master-0").write_text("one\ntwo\nthree\n")
+    driver = LocalDriver()
+    assert [each.text for each in driver.logs("digits", "default", tail=2)] == ["two", "three"]
+    launcher = directory.lock()
+    assert launcher is not None
+    lines = driver.logs("digits", "default", follow=True, tail=1)
+    assert next(lines).text == "three"
+    with directory.log("master-0").open("a") as log:
+        log.write("four\nfive\n")
+    os.close(launcher)
+    assert [each.text for each in lines] == ["four", "five"]
+
+
 def test_a_log_is_printed_on_a_terminal_that_lacks_its_letters(directory: JobDirectory) -> None:
     directory.log("master-0").write_text("50 µs\nend\n")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
