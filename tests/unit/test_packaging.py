@@ -90,6 +90,8 @@ def test_the_wheel_from_the_sdist_imports_anywhere_under_our_names_only(tmp_path
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"datastore"}
     assert "datastore/fuse/ops.py" in names
+    manifests = [each for kind in ("yaml", "json") for each in (ROOT / "manifests").rglob(f"*.{kind}")]
+    assert {f"datastore/{each.relative_to(ROOT)}" for each in manifests} <= set(names)
 
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
