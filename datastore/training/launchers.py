@@ -26,11 +26,11 @@ def of_cluster(environment: Mapping[str, str] = os.environ) -> KubernetesDriver:
 def existing(name: str, namespace: str = "", say: Callable[[str], None] = log.warning) -> tuple[Launcher, str]:
     """Return the launcher of a job and the job's namespace: the launcher of this machine if the job is here or no
     cluster is configured, else that of the cluster. namespace '': DEFAULT_NAMESPACE on this machine, and the namespace
-    of kubectl's context in a cluster. say: see LocalDriver."""
+    of kubectl's context in a cluster. say: see LocalDriver and KubernetesDriver."""
     if directory_of(name, namespace or DEFAULT_NAMESPACE).job_file.exists():
         return LocalDriver(say=say), namespace or DEFAULT_NAMESPACE
     try:
-        cluster = of_cluster()
+        cluster = KubernetesDriver(of_context(os.environ), say)
     except DatastoreError:
         return LocalDriver(say=say), namespace or DEFAULT_NAMESPACE
     return cluster, namespace or cluster.client.namespace

@@ -30,7 +30,7 @@ def logs_command(
     namespace: Namespace = DEFAULT,
 ) -> None:
     """Print the logs of a TrainingJob's replicas, while it runs or afterwards."""
-    driver, namespace = existing(name, namespace)
+    driver, namespace = existing(name, namespace, note)
     observed = driver.observe(name, namespace)
     if observed.status.phase in (None, "Pending"):
         note(f"{name} does not run yet{f': {why}' if (why := observed.status.message) else ''}")

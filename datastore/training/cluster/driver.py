@@ -6,9 +6,10 @@ It only creates, reads, patches and deletes objects; the controller (datastore/c
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +31,8 @@ from datastore.training.results import place_of_result
 from datastore.training.topology import Task, tasks_of
 from datastore.training.variables import check_roles
 
+log = logging.getLogger(__name__)
+
 Raw = Mapping[str, Any]
 
 WHERE = "cluster"
@@ -43,10 +46,11 @@ _ENDED = ("Succeeded", "Failed", "Suspended")
 
 
 class KubernetesDriver:
-    """See Driver."""
+    """See Driver. say: called with a line when the API server is away while a log is followed."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, say: Callable[[str], None] = log.info) -> None:
         self._client = client
+        self._say = say
 
     @property
     def client(self) -> KubeClient:
@@ -157,7 +161,8 @@ class KubernetesDriver:
             except Unreachable as error:
                 if not follow:
                     raise
-                outage.bear(error)
+                if outage.bear(error):
+                    self._say(f"{error}; the job goes on, and its log is shown again when it answers")
             if ended or not follow:
                 return
             time.sleep(POLL_S)

@@ -61,10 +61,11 @@ def ends(api: PlayedApi) -> None:
 
 
 @promise("S-365")
-def test_a_log_is_followed_over_an_outage(
-    api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each line comes once. Between two looks the API server goes, stays away, and has come back."""
+def test_a_log_is_followed_over_an_outage(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line comes once, and the outage is told once. Between two looks the API server goes, stays away, and has
+    come back."""
+    told: list[str] = []
+    cluster = driver.KubernetesDriver(kubeclient.of_context({"KUBECONFIG": str(api.kubeconfig(tmp_path))}), told.append)
     steps = iter(
         (
             lambda: api.refused.update({"/api/v1": AWAY}),
@@ -76,6 +77,8 @@ def test_a_log_is_followed_over_an_outage(
     monkeypatch.setattr(driver.time, "sleep", lambda _: next(steps)())  # type: ignore[attr-defined]
     assert [each.text for each in cluster.logs("digits", "team", follow=True)] == ["one", "two"]
     assert next(steps, None) is None
+    assert len(told) == 1
+    assert told[0].endswith("; the job goes on, and its log is shown again when it answers")
 
 
 def test_a_log_begins_with_its_last_lines_and_is_followed(
