@@ -16,7 +16,7 @@ from datastore.cli.rates import short_time
 from datastore.histogram import quantile_s
 from datastore.mounting.records import all_records
 from datastore.mounting.silence import storage_words
-from datastore.units import format_duration, format_size
+from datastore.units import format_count, format_duration, format_size
 
 
 def status_command(
@@ -68,7 +68,7 @@ def _short(seen: Mapping[str, Any]) -> str:
     if dirty := seen["dirty"]:
         size = sum(each["bytes"] for each in dirty if isinstance(each.get("bytes"), int))
         failed = sum(1 for each in dirty if each.get("error"))
-        lines.append(f"  not uploaded: {len(dirty):,} files, {format_size(size)}; {failed:,} failed")
+        lines.append(f"  not uploaded: {format_count(len(dirty), 'file')}, {format_size(size)}; {failed:,} failed")
     if seen.get("unfinished"):
         lines.append(f"  renames begun and not ended: {len(seen['unfinished'])}")
     return "\n".join(map(_line, lines)) + "\n"

@@ -21,7 +21,7 @@ from datastore.mounting.mountserver import end_server
 from datastore.mounting.records import MountRecord, forget, is_server, keep_unsent, remove_made
 from datastore.mounting.signals import SignalWatch
 from datastore.mounting.silence import storage_words
-from datastore.units import format_size
+from datastore.units import format_count, format_size
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +171,8 @@ def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> N
     if remaining:
         keep_unsent(record)
         raise Unsynced(
-            f"{record.mountpoint}: not mounted any more, and {remaining} changed files are not uploaded; they are kept "
-            f"on disk; {_later(record)}"
+            f"{record.mountpoint}: not mounted any more, but not uploaded: {format_count(remaining, 'changed file')};"
+            f" kept on disk; {_later(record)}"
         )
     forget(record)
     if lost:

@@ -49,7 +49,8 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
     e.KeyTooLong: ("the name is longer than the server takes", "KeyTooLongError KeyTooLong 414"),
     e.KeyConflict: (
         "this server can't hold a file beside a directory of its name",
-        "ObjectParentIsFile ExistingObjectIsDirectory XMinioParentIsObject XMinioObjectExistsAsDirectory",
+        "ObjectParentIsFile ExistingObjectIsDirectory ExistingObjectIsFile"
+        " XMinioParentIsObject XMinioObjectExistsAsDirectory",
     ),
     e.MetadataTooLarge: ("the user metadata is larger than the server takes", "MetadataTooLarge"),
     e.OutOfSpace: (

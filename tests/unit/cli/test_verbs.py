@@ -274,7 +274,7 @@ def test_status_shows_what_the_server_says(cli: Cli, root: Path, mounted: Path) 
 
 def test_status_names_the_files_that_failed_to_upload(cli: Cli, mount_output: MountOutput) -> None:
     mount_output("unsynced")
-    assert "  not uploaded: 1 files, 2 KiB; 1 failed\n" in cli("status").out
+    assert "  not uploaded: 1 file, 2 KiB; 1 failed\n" in cli("status").out
     assert "a/b.txt  2 KiB  1m" in cli("status").out
     assert "403 AccessDenied" in cli("status").out
     assert cli("list").out.splitlines()[1].split()[-2:] == ["1", "1"]
@@ -505,7 +505,7 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
     assert cli("warm", "output") == (1, "", f"error: {crashed}\n")
     ended = cli("umount", "output")
     assert ended.code == 6
-    assert "2 changed files are not uploaded; they are kept on disk" in ended.err
+    assert "not uploaded: 2 changed files; kept on disk" in ended.err
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "2", "1"]
     assert cli("warm", "output").err.startswith(f"error: {place}: is not mounted; mount it there again")
     # The next mount at the same place finds the same state directory.

@@ -53,6 +53,7 @@ def test_every_class_of_the_table_says_what_to_think(kind: type[e.StoreError]) -
         (Refusal(method="PUT", key="k", status=409, code="ConditionalRequestConflict"), e.Throttled),
         (Refusal(method="PUT", key="d/" + "x" * 256, status=409, code="ExistingObjectIsDirectory"), e.KeyTooLong),
         (Refusal(method="PUT", key="d/x", status=409, code="ExistingObjectIsDirectory"), e.KeyConflict),
+        (Refusal(method="PUT", key="d/x/y", status=409, code="ExistingObjectIsFile"), e.KeyConflict),
         (Refusal(method="HEAD", key="d/" + "x" * 256, status=400), e.KeyTooLong),
         (Refusal(method="PUT", key="a/..", status=400, code="400"), e.InvalidKey),
         (Refusal(method="POST", key="a/..", status=400, code="InvalidPart"), e.InvalidRequest),
