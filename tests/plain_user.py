@@ -197,9 +197,10 @@ def _with_environment(place: Place, account: pwd.struct_passwd, staging: Path) -
     borrowed = venv / "lib" / version / "site-packages" / "borrowed.pth"
     borrowed.write_text(f"{place.checkout}\n{ours}\n")
     python = venv / "bin" / "python"
-    command = venv / "bin" / "datastore"
-    command.write_text(f"#!{python}\nimport sys\n\nfrom datastore.cli.main import main\n\nsys.exit(main())\n")
-    command.chmod(0o755)
+    for name, module in (("datastore", "datastore.cli.main"), ("moto_server", "moto.server")):
+        command = venv / "bin" / name
+        command.write_text(f"#!{python}\nimport sys\n\nfrom {module} import main\n\nsys.exit(main())\n")
+        command.chmod(0o755)
     return replace(place, python=python)
 
 
