@@ -54,8 +54,8 @@ GRACE_S = 5.0
 KILL_TIMEOUT_S = 10.0
 TICK_S = 0.2
 SAMPLE_S = 0.5
-LOOK_S = 5.0
-"""How often it is looked whether the storage of the mounts answers."""
+CHECK_S = 5.0
+"""How often the mounts are asked whether their storage answers."""
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
 
@@ -80,7 +80,7 @@ class _Times:
     trained: float | None = None
     """When the training succeeded, while the evaluator goes on; None before."""
     sampled: float = 0.0
-    looked: float = 0.0
+    checked: float = 0.0
 
 
 @dataclass(slots=True)
@@ -349,7 +349,7 @@ class Launcher:
                 case Finish():
                     phase: Literal["Succeeded", "Failed"] = "Succeeded" if decision.succeeded else "Failed"
                     return Ended(phase=phase, reason=decision.reason, message=decision.message)
-            self._look()
+            self._check_mounts()
             if self._sample() or changed:
                 self._write()
             if not changed:
@@ -423,12 +423,12 @@ class Launcher:
             replica.trim_log(self._copies.copied(replica.log_path) if self._copies else None)
         return True
 
-    def _look(self) -> None:
-        """Tell when the storage of the mounts stops answering or answers again, if the last look was LOOK_S ago."""
+    def _check_mounts(self) -> None:
+        """Tell when the storage of the mounts stops answering or answers again, if the last check was CHECK_S ago."""
         now = time.monotonic()
-        if now - self._times.looked < LOOK_S:
+        if now - self._times.checked < CHECK_S:
             return
-        self._times.looked = now
+        self._times.checked = now
         trouble = waiting.trouble_of(self._mounts)
         if bool(trouble) == self._holds("DatastoresReady"):
             self._condition("DatastoresReady", not trouble, "NotAnswering" if trouble else "Mounted", trouble)
