@@ -174,7 +174,7 @@ class FileServerFilesystem:
         }
 
     def unstored(self, *, silent: bool) -> list[Kept]:
-        """Return the files that the server has refused to store or, when it is silent, has not stored."""
+        """Return the files that the server refused to store or, if it does not answer, has not stored."""
         return []
 
     def flush_all(self) -> list[str]:

@@ -38,9 +38,9 @@ LANES = 64
 DISK_LANES = 8
 """The most threads for the local disk; a pool of its own, so that the disk never waits for a storage that is down."""
 _LOST_S = 1800.0
-"""After this time a call in a lane is given up; the store's own deadlines should have ended it long before."""
+"""After this time a call in a lane is abandoned; the store's own deadlines should have ended it long before."""
 _LOOK_S = 30.0
-"""How often the lanes are searched for calls to give up."""
+"""How often the lanes are checked for calls to abandon."""
 _TICK_S = 0.25
 """How often the waits with a timeout (_Waits) are checked."""
 _TAKE_OVER_S = 0.02
@@ -498,7 +498,7 @@ class Loop:
                 heappop(self._timers)[2]()
 
     def close(self) -> None:
-        """After the last turn: make the calls that soon() and at_end() were given, and end the threads. Idempotent."""
+        """After the last turn: run the functions given to soon() and at_end(), and end the threads. Idempotent."""
         with self._lock:
             if self._closed:
                 return

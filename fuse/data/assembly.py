@@ -1,4 +1,4 @@
-"""Which pieces of an object version a body has that arrives in parts. Pure; for one thread."""
+"""Splits the body of a GET, which arrives in parts, into the pieces of an object version. Pure; for one thread."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class BlockCache:
         self._off_until_s = float("-inf")
 
     def learn(self) -> None:
-        """Find out which small versions the cache has, for at most LEARN_S. To be called before the first read."""
+        """Find out which small versions the cache has, within LEARN_S. Call this before the first read."""
         with contextlib.suppress(OSError):
             self._packs.learn(LEARN_S)
 
@@ -115,7 +115,7 @@ class BlockCache:
             fresh = entry.fresh_bytes(offset, offset + len(body))
             if fresh:
                 with self._reserved(fresh):
-                    if entry.unlinked:  # to make room, this very version was evicted
+                    if entry.unlinked:  # making room evicted this very version
                         entry = self._create(version)
                     entry.write(offset, body)
             return True
@@ -202,7 +202,7 @@ class BlockCache:
 
     def usage(self) -> tuple[int, int]:
         """Return (bytes on disk, the most that the cache may take there), (0, the limit) if that can't be read.
-        The second is the limit, or less where the disk has no room for that."""
+        The second is the limit, or less if the disk has no room for that."""
         try:
             used = self._space.used_bytes()
             return used, max(used, self._space.room_bytes(used))
@@ -210,19 +210,19 @@ class BlockCache:
             return 0, self._space.limit_bytes
 
     def resize(self, limit_bytes: int) -> None:
-        """Set another limit; evict now what is over it."""
+        """Set another limit, and evict at once what exceeds it."""
         self._space.limit_bytes = limit_bytes
         if self.usage()[0] > limit_bytes:
             self.make_room(0)
 
     def recount(self) -> None:
-        """Count the files anew, for usage() after many writes that found no room; evict what is over the limit."""
+        """Count the files again, for usage() after many writes that found no room; evict what exceeds the limit."""
         with contextlib.suppress(OSError):
             self._space.recount()
         self.resize(self._space.limit_bytes)
 
     def make_room(self, size_bytes: int) -> int:
-        """Evict what was used longest ago until `size_bytes` fit beside the rest; return the bytes freed."""
+        """Evict the least recently used files until `size_bytes` fit; return the bytes freed."""
         try:
             freed = self._space.evict(size_bytes)
         except OSError:
@@ -241,7 +241,7 @@ class BlockCache:
         self._open.close()
 
     def _asked(self, version: ObjectVersion, ask: Callable[[BlockFile], T | None]) -> T | None:
-        """Return what `ask` says of the files of a version that is not small; None if they are absent or broken."""
+        """Return what `ask` returns for the files of a version that is not small; None if they are absent or broken."""
         try:
             entry = self._find(version)
             return None if entry is None else ask(entry)

@@ -107,7 +107,7 @@ class BlockFile(OpenFile):
         facts, sidecar = os.fstat(self._data_fd), os.fstat(self.fd)
         if (facts.st_size, sidecar.st_size) != (place.size, place.sidecar_bytes):
             raise CacheCorrupt(f"cache file {place.data_path} has the wrong size; it will be fetched again")
-        # If the files were evicted and made anew between the two opens, they don't belong together; see blockcache.py.
+        # If the files were evicted and recreated between the two opens, they don't belong together; see blockcache.py.
         if sidecar.st_nlink == 0:
             raise FileNotFoundError(f"cache file {place.data_path} was evicted meanwhile")
         if place.boot_id and head[_SEAL_AT : _SEAL_AT + _SEAL.size] == place.seal(_stamp_of(facts)):

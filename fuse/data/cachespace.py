@@ -1,8 +1,8 @@
-"""Counts how full the cache directory is, for all processes that share it, and evicts files when it is full.
+"""Tracks how full the cache directory is, for all processes that share it, and evicts files when it is full.
 
 The file `usage` holds the bytes that all processes have reserved. Its flock(2) also excludes creators and evictors of
 cache files from each other; it is held for a few system calls, and never waited for longer than LOCK_WAIT_S. A
-reservation comes before its write, so the count is too high rather than too low; each eviction counts the files afresh
+reservation comes before its write, so the count is too high rather than too low; each eviction counts the files again
 (except what is written at the same time). Files are known by their stem (the name without suffix), not by content.
 Safe for threads and processes. Each call may raise OSError, also as CacheBusyError when the lock is not free in time.
 """
@@ -29,7 +29,7 @@ DROP_WAIT_S = 0.1
 _LOCK_POLL_S = 0.001
 _COUNT = cacheusage.COUNT
 KEEP_FREE_BYTES = 1 << 30
-"""The bytes of the disk that stay free for all else, such as staging files; at most a fiftieth of the disk."""
+"""The bytes of the disk that stay free for other uses, such as staging files; at most a fiftieth of the disk."""
 _KEEP_FREE_SHARE = 50
 _LOW_WATER = (7, 8)
 """Eviction goes down to 7/8 of the limit, so that one scan of the directory makes room for many writes."""
@@ -46,7 +46,7 @@ class CacheBusyError(OSError):
 
 
 class CacheFullError(OSError):
-    """The cache has no room for what is to be kept."""
+    """The cache has no room for the data."""
 
 
 class _Stored(NamedTuple):
@@ -104,7 +104,7 @@ class CacheSpace:
             return True
 
     def recount(self) -> None:
-        """Count the files anew; the count becomes wrong when writes fail while other threads evict. Errors: OSError."""
+        """Recount the files; the count becomes wrong when writes fail while other threads evict. Errors: OSError."""
         with self.exclusive() as fd:
             os.pwrite(fd, _COUNT.pack(_size(self._scan())), 0)
 
@@ -207,8 +207,8 @@ def scatter(directory: Path) -> None:
 
     ext4 makes a file in the block group of its directory, and a directory near its parent. It does not reuse an inode
     for some minutes after the removal of its file. So in a group where thousands of files were removed (a full cache
-    evicts all the time) it checks all their inodes for each new file: 0.35 to 0.55 ms of processor time, but 0.07 ms
-    where the directories are spread (measured, Linux 6.18).
+    evicts all the time) it checks all their inodes for each new file: 0.35 to 0.55 ms of CPU time, but 0.07 ms where
+    the directories are spread (measured, Linux 6.18).
     Source: ext4_new_inode, recently_deleted and find_group_orlov in Linux; the attribute T of chattr(1).
     """
     with contextlib.suppress(OSError):

@@ -37,7 +37,7 @@ class Keeping:
             self._loop.soon(piece.set_kept)
 
     def later(self, piece: Piece, *, more: bool = False) -> None:
-        """Have a piece that has arrived written, together with others that arrive at about the same time.
+        """Have an arrived piece written, together with others that arrive at about the same time.
         The cache takes only whole blocks, so the part of a block that a first random read fetches is not written.
         more: other pieces follow, and then flush(), because to wake a thread for each costs as much as to write it; the
         caller has to check is_full before it fetches the next."""

@@ -1,4 +1,4 @@
-"""Plans the upload of a changed file: one PUT, or parts, of which the server copies the unchanged ones. Pure."""
+"""Plans the upload of a changed file: one PUT, or parts; the server copies unchanged parts. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 _TIER = 1000
-"""How many parts in a row have the same size while the file's final size is not known; then the size doubles."""
+"""While the file's final size is unknown, this many parts in a row have the same size; then the size doubles."""
 
 
 def scheduled(number: int) -> Part:

@@ -1,4 +1,4 @@
-"""Keeps the files of the cache directory open that were used last."""
+"""Keeps the most recently used files of the cache directory open."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ File = TypeVar("File", bound=OpenFile)
 
 
 class OpenFiles(Generic[Name, File]):
-    """The `most` files that were used last. Safe for threads; no file is closed while the lock is held."""
+    """The `most` most recently used files. Safe for threads; no file is closed while the lock is held."""
 
     def __init__(self, most: int, monotonic: Callable[[], float]) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""Small versions on the disk: many share one file, a pack, because a file for each would cost more than its bytes.
+"""Small versions on disk: many share one file, a pack, because a file for each would cost more than its bytes.
 
 A pack consists of groups, each written by one system call: a head, a row for each body, then the bodies. (A body is a
 block of a version; blockcache.py names them.) Only the process that made a pack appends to it; evictors unlink whole
@@ -147,7 +147,7 @@ class Packs:
             for _, number, size in listed:
                 if size > self._ends.get(number, 0):
                     if self._monotonic() >= until_s:
-                        self._learn_due_s = until_s + within_s  # the rest is read soon
+                        self._learn_due_s = until_s + within_s  # a later call reads the rest
                         return
                     with contextlib.suppress(OSError):  # the rest of this pack stays unknown
                         self._walk(number, size)

@@ -18,7 +18,7 @@ from .extents import on_grid
 
 
 class Piece(Future[memoryview]):
-    """The range [start, stop) of a version; to `await` it gives its bytes, or raises the error of its fetch."""
+    """The range [start, stop) of a version. Awaiting it gives its bytes, or raises the error of its fetch."""
 
     def __init__(self, version: ObjectVersion, start: int, stop: int) -> None:
         self.version = version

@@ -60,7 +60,7 @@ class Reader:
     ) -> None:
         """memory_bytes: the most for the pieces in memory, including those that are being fetched.
         asking: called before an object is fetched, on the loop or in a pool thread; the function that it returns is
-        called on the loop with what the store says of the object, if that was fetched whole."""
+        called on the loop with the object's facts, if the object was fetched whole."""
         self.loop = loop
         self.settings = settings
         self.counts = dict.fromkeys(("hits", "misses", "hitBytes", "missBytes"), 0)
@@ -186,7 +186,7 @@ class Reader:
             self._in_sequence.popitem(last=False)
 
     def ended(self, stream: ReadStream) -> None:
-        """Note that the stream reads no more. Idempotent."""
+        """Note that the stream will not read any more. Idempotent."""
         for run in [run for run, reading in self._in_sequence.items() if reading is stream]:
             del self._in_sequence[run]
 
@@ -275,7 +275,7 @@ class Reader:
         return None
 
     def _arrived(self, piece: Piece, body: Body) -> None:
-        if not piece.done:  # else the loop gave the pool thread up, and the piece has failed
+        if not piece.done:  # otherwise the loop has abandoned the pool thread, and the piece has failed
             self.table.finish(piece, body)
 
     async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:

@@ -55,7 +55,7 @@ class StagedFile:
         """How often a range in `streamed` was changed."""
         self.stream: Stream | None = None
         self.stream_at: float = math.inf
-        """The file size from which on a part can perhaps be sent while the file is still written."""
+        """The file size at which a part may be ready to send while the file is still written."""
         self.expects: ETag | None = None
         """The version that the upload must replace, '' for none; None: it replaces whatever is there."""
         self.stuck = False

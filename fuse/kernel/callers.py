@@ -52,7 +52,7 @@ class FollowUps:
         """When each request failed, and its call. While this is empty, each request belongs to a call of its own."""
 
     def call_of(self, header: Header, now: float) -> Call:
-        """Return the call of a request that came now: one whose first request failed just before, or a new call."""
+        """Return the call that a new request belongs to: one whose first request just failed, or a new call."""
         failed = self.remembered.pop((header[1], header[3], header[6]), None)
         return failed[1] if failed is not None and now - failed[0] < _WITHIN_S else Call(now)
 

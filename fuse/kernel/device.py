@@ -1,7 +1,7 @@
 """Mounts and unmounts without libfuse: as root with mount(2) and /dev/fuse, as a plain user through fusermount3.
 
 Every refusal raises MountFailed with one line that says what to do. Every subprocess has a timeout.
-Sources: mount(2), umount2(2), fusermount3(1); libfuse's lib/mount.c for the handing over of the device by _FUSE_COMMFD.
+Sources: mount(2), umount2(2), fusermount3(1); libfuse's lib/mount.c, which passes the device over _FUSE_COMMFD.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def inodes_of(header: Header, args: Any) -> set[int]:
 async def call_again(
     operation: Operation, header: Header, who: tuple[Any, ...], args: Any, filesystem: Filesystem
 ) -> Any:
-    """Serve a re-sent request. An error that says 'already so' is success: the server that died may have done it.
+    """Serve a re-sent request. An error such as EEXIST may mean success: the server that died may have done it.
     who: the arguments that the operation's method takes before the decoded ones."""
     opcode = header[1]
     if opcode == abi.CREATE:

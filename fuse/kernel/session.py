@@ -1,11 +1,11 @@
 """Serves one mount: reads the kernel's requests, calls the file system, and writes the answers.
 
-Each request is a task (requests.Request) of the file system's event loop, which serve() turns. A WRITE keeps its buffer
+Each request is a task (requests.Request) of the file system's event loop, which serve() runs. A WRITE keeps its buffer
 until it has ended; the number of buffers is bounded.
 
-A change that runs when its caller is interrupted goes on. With the answer EINTR the kernel releases its lock on the
-inode, so from then on the session keeps the order: the requests that would have waited in the kernel for that lock wait
-for the end of the change.
+A change continues when its caller is interrupted. With the answer EINTR the kernel releases its lock on the inode, so
+from then on the session keeps the order: requests that would have waited in the kernel for that lock wait here for the
+end of the change.
 
 Threads: the thread that calls serve() does everything but the notifier's work; leave() is called by another thread.
 Rules of the kernel: Documentation/filesystems/fuse and linux/fuse.h.
@@ -316,7 +316,7 @@ class Session:
             self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
-        """Answer EINTR to the waiting caller. A request that has begun goes on; one that has not never begins."""
+        """Answer EINTR to the waiting caller. A request that has begun continues; one that has not never begins."""
         del self._unanswered[request.header[2]]
         request.abandoned = True
         if request.begun and request.header[1] in EXCLUSIVE:

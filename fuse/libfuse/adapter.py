@@ -283,7 +283,7 @@ class Adapter(mfusepy.Operations):  # type: ignore[misc]  # mfusepy ships no typ
 
 
 class Loop(mfusepy.FUSE):  # type: ignore[misc]  # mfusepy ships no types
-    """Passes on what mfusepy's own loop drops of libfuse 3: rename's flags, the open file, UTIME_NOW and UTIME_OMIT."""
+    """Passes on what mfusepy's own loop drops from libfuse 3: rename's flags, the open file, UTIME_NOW, UTIME_OMIT."""
 
     def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
         self.operations.rename(os.fsdecode(old), os.fsdecode(new), flags)

@@ -1,4 +1,4 @@
-"""A connection to an NFS server with many calls in flight, which is made again when it breaks.
+"""A connection to an NFS server with many calls in flight, which reconnects when it breaks.
 
 The calling thread encodes and sends a call; the client's own thread (`_serve`) waits on the socket, receives answers,
 and reconnects after the connection broke. Then each calling thread whose call has no answer sends that call again.

@@ -80,9 +80,9 @@ class _Listing:
 class NFSFilesystem(FileServerFilesystem):
     """One export. state: the directory of the files that tell a later process what the kernel knows and what is open.
 
-    ttl_s: how long the kernel may cache names and attributes. group: everything is shown as of this group, which may do
-    what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died.
-    named: returns the path of each open file that is known, by its inode number, for messages.
+    ttl_s: how long the kernel may cache names and attributes. group: everything is shown with this group, which may do
+    what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died. named:
+    returns the path of each open file that is known, by its inode number, for messages.
     """
 
     _nodes: Nodes

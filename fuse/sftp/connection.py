@@ -1,4 +1,4 @@
-"""An SFTP session for many threads at once, which is made again when it breaks.
+"""An SFTP session for many threads at once, which is replaced when it breaks.
 
 One thread runs the event loop of asyncssh. A call is a coroutine on the current session; if the connection breaks, the
 call is made again on the next session and is told so, because the server may have carried it out already. Nothing

@@ -94,7 +94,7 @@ class _Listing:
 class SFTPFilesystem(FileServerFilesystem):
     """One directory. state: where a later process of the mount finds what the kernel knows and what is open.
 
-    ttl_s: how long the kernel may cache names and attributes. group: everything is shown as of this group, which may do
+    ttl_s: how long the kernel may cache names and attributes. group: everything is shown with this group, which may do
     what the owner may; None: as it is. resumed: the kernel knows nodes from a process of this mount that died.
     listing_bytes: the memory for all directories together that are being read.
     """
@@ -367,15 +367,15 @@ class SFTPFilesystem(FileServerFilesystem):
         return await self.loop.lane(make)
 
     def _named(self, error: SFTPFailed, directory: Node, name: bytes) -> FSError:
-        """Return the likely meaning of a vague failure to make a name: the name is taken (EEXIST), or the disk's."""
+        """Return the likely meaning of a vague failure to make a name: EEXIST if it is taken, else see _of_disk()."""
         if not error.vague:
             return error
         return FSError(errno.EEXIST) if self._is_there(directory, name) else self._of_disk(error, directory)
 
     def _of_disk(self, error: SFTPFailed, node: Node, *, grows: bool = True, source: Node | None = None) -> FSError:
-        """Return the likely meaning of a vague failure of a change, as SFTP has no code for it: the server's disk is
-        read-only (EROFS), not that of the directory from which a name moves (source; EXDEV), or, for a change that
-        needs room on it (grows), full (ENOSPC); else the error."""
+        """Return the likely meaning of a vague failure of a change, because SFTP has no codes for these: EROFS if the
+        server's disk is read-only; EXDEV if the name comes from a directory (source) on another disk; ENOSPC if the
+        disk is full and the change needs room on it (grows); else the error."""
         if not error.vague:
             return error
         try:

@@ -1,4 +1,4 @@
-"""Saves the names of each directory that is being read in several calls, so that a new server goes on with these names.
+"""Saves the names of each directory that is read in several calls, so that a new server continues with these names.
 
 Each open directory has a JSON document of file types and names, named after the handle. It is written with the first
 answer, unless that has all names, and removed at the close.

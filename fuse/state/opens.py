@@ -1,4 +1,4 @@
-"""A table of the open files and their versions, which outlives the server, so that the next server goes on with them.
+"""A table of the open files and their versions, which outlives the server, so that the next server continues with them.
 
 Each open file has a slot of 128 bytes in a memory map of a local file, so an open costs no system call. The table stays
 in the page cache when the process dies; after a reboot, which unmounts, it is not needed. A slot counts while its first

@@ -1,4 +1,4 @@
-"""Files that were removed while they are open: what a new server needs so that programs can still use them.
+"""Files that were removed while open: everything that a new server needs so that programs can still use them.
 
 Each has a JSON document and, if it has a staging file, a hard link to that file; the staging file's own name goes with
 the file, because files without a row in the journal are removed there. Both are made before the object is removed.

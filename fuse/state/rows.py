@@ -10,7 +10,7 @@ from .nodelog import NodeRecord
 UploadNote = NewType("UploadNote", int)
 _SECOND_NS = 1_000_000_000
 NOWHERE = NodeRecord(0, 0, 0, "", b"")
-"""The place of no node, as there is none with the number 0."""
+"""The place of no node: no node has the number 0."""
 
 
 class Unsent(NamedTuple):
@@ -41,7 +41,7 @@ class NotedUpload(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What an intent is about: one version of the source, or else whatever was there before the intent was put off."""
+    """The subject of an intent: one version of the source, or else whatever was there before the intent was put off."""
 
     etag: str = ""
     """The version of the source; '' when unknown."""

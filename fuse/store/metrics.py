@@ -31,7 +31,7 @@ _NO_ACCESS = (AccessDenied, BucketNotFound, ClockSkew, CredentialsInvalid, Endpo
 
 
 class Silence:
-    """Since when one store has not answered, or has refused access, for people who look at a mount in an outage.
+    """Records since when a store has not answered or has refused access, for people who look at a mount in an outage.
     Any thread may use it."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ _LOOK_S = 0.5
 
 
 class UploadPace:
-    """Lets callers send a limited number of bytes a second in all, in the order in which they ask.
+    """Lets all callers together send a limited number of bytes a second, in the order in which they ask.
 
     Passing time pays for bytes at the limit's rate. A body is sent as soon as all bytes before it are paid for. So the
     rate holds over times in which many parts of uploads are sent (8 MiB each; more for files from 8 GiB). Threads: any.

@@ -5,7 +5,7 @@ A write that failed without an answer may have taken effect, so its retry may me
 refused condition, or an upload that no longer exists, is a success when the object at the key is the one that we sent.
 
 All requests for one call of a program share one budget (datastore.retry.Call): the call fails with EIO when the store
-has answered nothing for that long, whatever requests it made in turn, or while it waited for a call that failed.
+has answered nothing for that long, whatever requests the call sent, or while it waited for another call that failed.
 
 Bodies wait here until they may be sent (pacing.py). That wait counts neither as the store's time nor as its silence.
 """

@@ -95,7 +95,7 @@ class GlusterSupervisor(Supervisor):
         super().open()
 
     def _make(self) -> None:
-        # The guard expects descriptors, and gets these, which mean nothing: no later client can go on with a mount.
+        # The guard expects descriptors, and gets these, which mean nothing: no later client can take over a mount.
         self.device_fd = self.opens_fd = os.memfd_create("none")
         self.negotiated = {}
         self._begin()
@@ -103,7 +103,7 @@ class GlusterSupervisor(Supervisor):
         self._attend()
 
     def adopt(self, held: Adopted) -> None:
-        """See Supervisor: a living client of an earlier supervisor goes on; keep() replaces a dead one."""
+        """See Supervisor: a living client of an earlier supervisor is kept; keep() replaces a dead one."""
         super().adopt(held)
         self._client_pid = self._living_client()
         self._attend()
@@ -268,7 +268,7 @@ class GlusterSupervisor(Supervisor):
         threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
 
     def _look_now_and_then(self) -> None:
-        """Check for ever, every LOOK_S, whether the volume answers; while a check hangs, no other is begun."""
+        """Check whether the volume answers, every LOOK_S, forever; while a check hangs, no other is begun."""
         since = 0.0
         while True:
             looked, done = _Look(Path(self.spec.mountpoint)), False

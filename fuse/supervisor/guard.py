@@ -42,7 +42,7 @@ class Guard:
         self._is_gone = False
 
     def asked(self) -> tuple[str, Adopted | None]:
-        """Return the specification, and the mount to go on with, or None to make a new one. Errors: MountFailed."""
+        """Return the specification, and the mount to take over, or None to make a new one. Errors: MountFailed."""
         message, descriptors = frames.receive(self._stream, TIMEOUT_S)
         if message.get("adopt") is None:
             return str(message["spec"]), None

@@ -1,5 +1,5 @@
-"""What to do while no server lives: how soon the next one is tried, and which callers get EIO so that none waits for
-ever (S-61). Outage is pure: the times are arguments, in seconds of one clock."""
+"""Decides what to do while no server lives: when to try the next one, and which callers get EIO so that none waits
+forever (S-61). Outage is pure: the times are arguments, in seconds of one clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outage:
         """started: when a server was last started, even one that never served. served: when one last began to serve."""
 
     def lives(self, now: float) -> float:
-        """Note that the server lived until now, or died just before; return for how many seconds it has lived."""
+        """Note that the server lived until now, or has just died; return for how many seconds it has lived."""
         lived_s = now - self.started
         if lived_s > STABLE_S:
             self._began = now

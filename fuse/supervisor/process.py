@@ -48,7 +48,7 @@ END_TIMEOUT_S = 5.0
 DOWN_LIMIT_S = 60.0
 """How long callers wait for a new server; after that they get EIO until a server serves."""
 WATCH_S = 0.5
-"""How often the server is looked at: the system does not report every death (ServerProcess.code)."""
+"""How often the server is checked: the system does not report every death (ServerProcess.code)."""
 TICK_S = 0.1
 LOG_CHECK_S = 60.0
 UPGRADE = signal.SIGUSR2
@@ -67,7 +67,7 @@ class Supervisor:
         down_limit_s: float = DOWN_LIMIT_S,
         first: ServerProcess | None = None,
     ) -> None:
-        """first: a server that has been started and told to prepare, and that is to serve first."""
+        """first: a server that has been started and told to prepare; it serves first."""
         self.spec = spec
         self.builder = builder
         self.guard = guard
@@ -77,7 +77,7 @@ class Supervisor:
         self.file_trouble = ""
         """Why mount.json could not be written the last time, such as a full disk; '' when it is up to date."""
         self.wrong: dict[str, object] = {}
-        """What went wrong and is to be in mount.json, so that it gets there also after a disk was full."""
+        """What went wrong and must be in mount.json, so that it gets there even after a disk was full."""
         self.server: ServerProcess | None = None
         self.refusal: Refusal | None = None
         self.upgrading = False
@@ -107,7 +107,7 @@ class Supervisor:
         try:
             beneath_fd = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._make()
-            # not immutable below a guard, whose host removes the directory when it clears up after a crash
+            # not immutable below a guard, whose host removes the directory when it cleans up after a crash
             beneath.protect(beneath_fd, note, immutable=self.guard is None)
             os.close(beneath_fd)
         except BaseException:
@@ -124,7 +124,7 @@ class Supervisor:
             raise MountFailed(f"can't write to the state directory {self.state_dir}: {self.file_trouble}")
 
     def adopt(self, held: Adopted) -> None:
-        """Go on with a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
+        """Take over a mount that another supervisor made; keep() starts its server. Errors: DatastoreError."""
         self._claim()
         self.device_fd, self.opens_fd, self.negotiated = held.device_fd, held.opens_fd, held.negotiated
         self.mounted = True

@@ -41,7 +41,7 @@ _MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
 }
 """Settings of glibc's malloc (mallopt(3)), with which answers of the store are received into memory that is used again.
-Fresh pages for every MiB took a tenth of the processor time of a sequential read. Memory that malloc holds free goes
+Fresh pages for every MiB took a tenth of the CPU time of a sequential read. Memory that malloc holds free goes
 back to the system when the memory limit is near."""
 
 
@@ -115,7 +115,7 @@ class ServerProcess:
 
 class Standby:
     """Holds a standby: a server that has imported its code and waits, so that a restart need not wait for Python. A
-    standby costs about 35 MB of memory (20 MB of its own), and saves two thirds of the processor time of a restart. It
+    standby costs about 35 MB of memory (20 MB of its own), and saves two thirds of the CPU time of a restart. It
     ends when the supervisor does, because its channel breaks then. start: starts a server's process."""
 
     def __init__(self, start: Callable[[], ServerProcess], waiting: ServerProcess | None = None) -> None:
@@ -124,7 +124,7 @@ class Standby:
         self._next_at = 0.0
 
     def keep(self, served_s: float) -> None:
-        """Start a standby if there is none and a server has served for long enough. To be called now and then."""
+        """Start a standby if there is none and a server has served for long enough. Call this from time to time."""
         now = time.monotonic()
         if self._waiting is not None and self._waiting.code() is not None:
             self.end()
@@ -136,7 +136,7 @@ class Standby:
                 self._next_at = now + STANDBY_AGAIN_S
 
     def take(self) -> ServerProcess | None:
-        """Return the standby if it lives, else None, and hold it no longer."""
+        """Return the standby if it lives, else None, and release it."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.code() is not None:
             waiting.kill()

@@ -102,7 +102,7 @@ class MountedStore:
             core.notifier.inval_inode(node.ino, -1)
 
     def _renewed(self, source: Source) -> Source:
-        """Use the static keys of `source` from now on; return our source with them, or as it is if either has none."""
+        """Use the static keys of `source` from now on; return our source with them, or unchanged if either has none."""
         credentials = credentials_of(source)
         if self._keys is None or not isinstance(credentials, StaticCredentials):
             return self._spec.source
@@ -180,7 +180,7 @@ def build_filesystem(
     reader: str = "",
 ) -> DatastoreFilesystem:
     """Build the file system over any store, and finish what an earlier process left: half-done renames and, unless
-    `resumed`, unsent files. For that this call turns the loop if no other thread does. reader: an id of the
+    `resumed`, unsent files. For that, this call runs the loop if no other thread does. reader: an id of the
     credentials; bytes and attributes that were cached under another id are not used (S-205).
     """
     state = Path(spec.state_dir)
@@ -230,7 +230,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
         core.nodelog.rewrite([])
         core.opens.clear()
         for intent in core.db.intents() if core.db.rebooted else ():
-            # The machine may have gone down before the end of an intent was on the disk: treat it as put off (S-27).
+            # The machine may have gone down before the end of an intent reached the disk: treat it as put off (S-27).
             with suppress(OSError):  # the disk is full
                 core.db.put_off(intent, core.clock.time_ns())
         core.db.seen_boot()
@@ -238,7 +238,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
     failures: list[str] = []
     if not resumed:
         sending = filesystem.uploads.orphans.send_first()
-        # A rename that was begun has to find there what it renames.
+        # A rename that was begun must find there what it renames.
         failures = await (sending if core.db.intents() else _in_time(core.loop, sending))
     try:
         failures += await filesystem.renames.finish(resumed=resumed)
@@ -251,7 +251,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
 
 
 async def _in_time(loop: Loop, sending: Coroutine[Any, Any, list[str]]) -> list[str]:
-    """Return what a coroutine returns; or nothing after LEFT_S, when it goes on in the background."""
+    """Return what a coroutine returns, or nothing after LEFT_S; then it continues in the background."""
     over: Future[None] = Future()
 
     def end() -> None:

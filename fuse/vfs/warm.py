@@ -14,7 +14,7 @@ from .tree.core import Core
 from .tree.nodes import Directory
 
 _FILES_AT_ONCE = 8
-"""How many files are fetched at the same time: one alone fills the line only if it is large enough for many ranges."""
+"""How many files are fetched in parallel: a single one fills the line only if it is large enough for many ranges."""
 
 
 async def warm(

@@ -75,7 +75,7 @@ _KINDS: dict[type[e.StoreError], tuple[str, str]] = {
     e.Unreachable: ("the proxy asks for a login", "407"),
 }
 """What each class tells the user, and the codes and statuses that mean the class. OperationAborted and
-ConditionalRequestConflict refuse a request without effect while another one runs, so the request is tried again."""
+ConditionalRequestConflict refuse a request without effect while another one runs, so the request is retried."""
 
 MEANT = {said: kind for kind, (_, words) in _KINDS.items() for said in words.split()}
 """The class of each code, and of each status for answers without a known code (answers to a HEAD have no body)."""

@@ -1,7 +1,7 @@
 """HTTP/1.1 over one connection (RFC 9112): sends a request and receives its answer; a deadline bounds every wait.
 
 http.client is not used: it bounds neither the size of an answer nor the time that its bytes take, and its layers cost
-more than the parsing: without them a cold file of 100 KiB takes an eighth less of the mount server's processor.
+more than the parsing: without them a cold file of 100 KiB takes an eighth less CPU time of the mount server.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ S3's listing shows no user metadata. MinIO's does when it is asked with `metadat
 answer of MinIO says that it is MinIO. No other server is asked so. Only what an entry really shows is used; an object
 whose entry shows no metadata (the credentials may list but not read it) is asked about by HEAD, as on other servers.
 
-For such a listing MinIO checks access to each object: 80 us of its processor an object, where a plain listing takes 35
+For such a listing MinIO checks access to each object: 80 us of its CPU time an object, where a plain listing takes 35
 and a HEAD 400. So a known page is asked for without metadata first, and again with metadata only if it has changed.
 
 In a bucket with versioning MinIO also shows prefixes below which every key was removed. So each prefix is then

@@ -1,4 +1,4 @@
-"""Sends many small requests side by side, on as many connections as are useful."""
+"""Sends many small requests in parallel, on as many connections as are useful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells within a few seconds, before anything is mounted, whether a location is right, and else what is wrong with it.
+"""Finds out within a few seconds, before anything is mounted, whether a location is right, or what is wrong with it.
 
 It lists one key, for which the endpoint, the keys, the region and the bucket must be right, and creates the bucket
 when asked to. It writes no object. MinIO and versitygw are recognised by the Server header of the answer, and

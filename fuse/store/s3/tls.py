@@ -1,4 +1,4 @@
-"""TLS over a connected socket, its records received many at once and decrypted in memory.
+"""TLS over a connected socket: many records are received at once and decrypted in memory.
 
 ssl.SSLSocket takes two system calls for each record, and servers send records of 4 or 16 KiB.
 """

@@ -3,9 +3,9 @@
 Names are matched without their namespace, since not every server sends a namespace. Keys in listings are asked for with
 encoding-type=url, since XML 1.0 can carry neither control characters nor non-UTF-8 bytes.
 
-Documents are parsed to trees, so what makes a large tree of a small document is refused before parsing: entities, more
-elements or attributes than the requested entries can have, and long namespaces, which a tree repeats in each name.
-most_bytes() and the parsers are told how many entries were requested.
+Documents are parsed to trees, so anything that expands a small document into a large tree is refused before parsing:
+entities, more elements or attributes than the requested entries can have, and long namespaces, which a tree repeats in
+each name. most_bytes() and the parsers are told how many entries were requested.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def parse_list(body: bytes, entries: int = 1000, *, metadata: bool = False) -> L
 
 
 def list_digest(body: bytes) -> bytes:
-    """Return a digest of what a listing's page says, wherever it began, in a twentieth of the time of parse_list().
+    """Return a digest of a listing page's content, wherever the page began, in a twentieth of the time of parse_list().
 
     What MinIO's ListObjectsV2M adds is left out, so that a page without metadata has the same digest. A change of
     metadata changes LastModified, which MinIO shows in milliseconds.

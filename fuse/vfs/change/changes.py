@@ -117,7 +117,7 @@ class Changes:
         return self._resolver.entry(found), reply
 
     def _seems_free(self, directory: Directory, name: bytes, flags: int) -> bool:
-        """Return whether a name is believed to be free and the store need not be asked (S-161).
+        """Return whether a name is believed free and the store need not be asked (S-161).
         With O_TRUNC nothing of an existing file would be kept anyway; with writeBack the upload finds out (S-48).
         """
         settings = self._core.settings
@@ -129,7 +129,7 @@ class Changes:
     def _create_local(
         self, directory: Directory, name: bytes, listed: Listed, attributes: Attributes, flags: int, caller: Caller
     ) -> tuple[Entry, OpenReply]:
-        """Make a file that the store learns of at close. Nothing in here waits, so no task sees the node half made."""
+        """Make a file that the store learns of at close. Nothing here waits, so no task sees a half-made node."""
         core = self._core
         self.check_key(directory, listed.tail)
         node = core.nodes.add(directory, name, listed, attributes)
@@ -252,7 +252,7 @@ class Changes:
         core.nodes.detach(node)
 
     async def let_go(self, node: Node) -> None:
-        """Drop what a node without a name has staged; open handles keep it, but it is never sent. node.lock is held."""
+        """Drop a nameless node's staged bytes; open handles keep them, but they are never sent. node.lock is held."""
         await self._uploads.forsake(node)
         self._core.nodes.drop_unused(node)
 
@@ -318,7 +318,7 @@ class Changes:
             self.take_out(node)
 
     async def check_empty(self, node: Directory) -> None:
-        """Raise FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker holds bytes."""
+        """Raise FSError(ENOTEMPTY) if the store or this mount has anything below, or the marker contains bytes."""
         if node.holds_unsent():
             raise FSError(errno.ENOTEMPTY)
         page = await self._core.store.list_page(node.key, max_keys=2)

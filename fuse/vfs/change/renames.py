@@ -1,8 +1,9 @@
-"""Renames (S-25 to S-27): copies on the server, recorded as intents in the journal so that a half-done one is finished.
+"""Renames (S-25 to S-27): copies on the server, recorded as intents in the journal so that half-done ones are finished.
 
-What an earlier process began and did not end is rolled forward, and hidden copies are removed (S-58). Under a live
-mount the kernel sends the interrupted rename again, which is success then, even if another client has made the old name
-anew; by then the nodes have to be where the kernel will expect them, and open handles read and write at the new key.
+Renames that an earlier process began and did not end are rolled forward, and hidden copies are removed (S-58). Under a
+live mount the kernel sends the interrupted rename again, which then succeeds, even if another client has recreated the
+old name; by then the nodes must be where the kernel expects them, and open handles read and write at the new
+key.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Renames:
         self._uploads = uploads
         self._changes = changes
         self._begun: dict[int, Intent | None] = {}
-        """What an earlier server began, by the request that the kernel sends again (Caller.request); None: it is made.
-        What this server could not end when it took over it ends only then, so that the result is reported."""
+        """Renames that an earlier server began, by the request that the kernel sends again (Caller.request); None: it
+        is done. If this server could not end one when it took over, it does so at that request, so that the result is
+        reported."""
 
     async def rename(
         self, caller: Caller, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int
@@ -90,7 +92,7 @@ class Renames:
         return target
 
     async def _goes_on(self, intent: Intent, old: Directory, name: bytes, new: Directory) -> bool:
-        """End what an earlier server began; return False to have it made anew. After an error it is not tried again."""
+        """End what an earlier server began; return False if it must be done again. After an error it is not retried."""
         if intent.kind == "rename-file":  # at most the copy was made
             self._core.db.end(intent)
             return False
@@ -180,7 +182,7 @@ class Renames:
     ) -> AsyncIterator[None]:
         """Move the node when the content is at the new key; inside the context the caller removes the old objects.
 
-        After an error the intent is ended, too: the program is told, so the next mount must not go on with the rename.
+        After an error the intent is ended, too: the program is told, so the next mount must not continue the rename.
         The caller holds the locks of a file's nodes, or for a directory the tree lock exclusively.
         """
         core, resolver, listing = self._core, self._resolver, None
@@ -265,7 +267,7 @@ class Renames:
             self._uploads.record(node)
 
     def _follow_file(self, node: Node, copy: Copy | None) -> None:
-        """Give a file its copy's version; if another client's version was copied, have the store asked about it."""
+        """Give a file its copy's version; if another client's version was copied, the store will be asked about it."""
         if copy is None:
             return
         staged = node.staged

@@ -62,7 +62,7 @@ class SetAttrs:
         return self._resolver.attr_reply(node)
 
     async def _ask(self, node: Node, fh: int = 0) -> None:
-        """Confirm what a change starts from: the version in the store (S-161); an open for writing has asked already.
+        """Confirm the version in the store, from which a change starts (S-161); an open for writing has asked already.
         Errors: FSError(ESTALE) when the node is gone; the kernel then looks the name up again.
         """
         if fh or node.writers:

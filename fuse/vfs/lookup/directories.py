@@ -18,9 +18,9 @@ from .resolver import Resolver
 
 _DOTS = [(name, Listed(stat.S_IFDIR, "")) for name in (b".", b"..")]
 _HEAD_SHARE = 512
-"""For how many entries attributes are asked at once if the answer, or the middle entry, lacks some: 8 rounds of 64."""
+"""How many entries' attributes are requested at once if the answer or the middle entry lacks some: 8 rounds of 64."""
 _FIRST_SHARE = 256
-"""The same for the first answer, of 200 entries: the kernel wants more attributes only if a process looks at some."""
+"""The same for the first answer, of 200 entries: the kernel wants more attributes only if a process looks at them."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Snapshot:
     listing: Listing | None = None
     """The listing that the entries come from."""
     base: int = 0
-    """What is added to each cursor. A cursor is the number of entries up to its own, `.` and `..` included."""
+    """The offset of each cursor. A cursor is the number of entries up to its own, `.` and `..` included."""
     entries: list[tuple[bytes, Listed]] | None = None
 
 
@@ -78,7 +78,7 @@ class Directories:
             if listing is None and not directory.gone:
                 listing = await self._resolver.read_directory(directory)
             self._take(snapshot, listing)
-        snapshot = replace(snapshot)  # another task may read the same handle from the start during an await
+        snapshot = replace(snapshot)  # during an await, another task may read the same handle from the start
         entries, upto = snapshot.entries or [], first
         while upto < len(entries) and budget.take(len(entries[upto][0])):
             upto += 1
@@ -106,7 +106,7 @@ class Directories:
         snapshot.listing, snapshot.base = listing, self._dir_cache.base(listing)
 
     def _inexact(self, directory: Directory, entries: Iterable[tuple[bytes, Listed]]) -> list[Node]:
-        """Return the nodes of the entries whose attributes must be asked for."""
+        """Return the nodes of the entries whose attributes must be requested."""
         if not self._core.settings.full_attributes:
             return []
         nodes = (self._node(directory, name) for name, _ in entries)

@@ -5,13 +5,14 @@ it reads them. An answer is appended if its cursor is the one at which the cache
 answers all reads. The kernel never asks whether the cache is still right, nor for attributes with it; it drops the
 cache when an OPENDIR is answered without FOPEN_KEEP_CACHE, when it is told to, and when it needs the memory.
 
-So each listing has cursors of its own (the entries of two never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
-while all that the kernel was told is believed, and expire() looks after directories that stay open for longer. A cache
-that is not complete is kept even when it is too old: with its pages dropped, Linux would neither append nor begin anew.
+So each listing has its own cursors (the entries of two never mix), an OPENDIR is answered with FOPEN_KEEP_CACHE only
+while everything that the kernel was told is still trusted, and expire() handles directories that stay open for longer.
+A cache that is not complete is kept even when it is too old: with its pages dropped, Linux would neither append nor
+start over.
 
-When an OPENDIR has the cache dropped, its process does so when it runs again. Other processes that open the directory
-before must neither use the old cache nor drop what the first has read by then: their OPENDIRs are answered without
-FOPEN_CACHE_DIR, and they read past the cache.
+When an OPENDIR makes the kernel drop the cache, this happens when the opening process runs again. Other processes that
+open the directory before must neither use the old cache nor drop what the first has read by then: their OPENDIRs are
+answered without FOPEN_CACHE_DIR, and they read past the cache.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class KernelDirCache:
         return False
 
     def resumed(self, directory: Directory, fh: Fh) -> None:
-        """Take in a handle that an earlier server gave out."""
+        """Register a handle that an earlier server gave out."""
         if self.enabled:
             self._open.setdefault(directory.ino, _Reading()).handles[fh] = False
 
@@ -154,8 +155,8 @@ class KernelDirCache:
     def told(
         self, directory: Directory, fh: Fh, listing: Listing | None, due: float, *, first: bool, last: bool, whole: bool
     ) -> None:
-        """Note that an answer is being sent. first, last: whether it begins or ends the listing. due: when the first
-        thing in it is too old. whole: it has all attributes, so that a later walk needs no lookup for each name.
+        """Note that an answer is being sent. first, last: whether it begins or ends the listing. due: when the first of
+        its items is too old. whole: it has all attributes, so that a later walk needs no lookup for each name.
         """
         reading = self._open.get(directory.ino)
         if reading is None or fh not in reading.handles:
@@ -175,7 +176,7 @@ class KernelDirCache:
             listing.cached_until = until if first else min(listing.cached_until, until)
 
     def forgotten(self, ino: int, nlookup: int) -> None:
-        """Note that the kernel forgets a node. Have it read the directory again, which spares it a lookup per name."""
+        """Note that the kernel forgets a node. Make it read the directory again, which spares it a lookup per name."""
         if not self.enabled:
             return
         node = self._core.nodes.by_ino.get(ino)

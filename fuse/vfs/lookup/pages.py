@@ -14,14 +14,14 @@ from ..tree.names import segment_of
 from ..tree.nodes import Directory
 
 _ABREAST = 8
-"""The most known pages that are asked for side by side."""
+"""The most known pages that are requested in parallel."""
 _RUN = 2.0
-"""A page is asked for again if a lookup comes within this many times to live after another one in the same page."""
+"""A page is requested again if a lookup comes within this many times to live after another one in the same page."""
 
 
 class Pages:
-    """All pages of one directory, in order. The pages of its last listing are asked for side by side, each from where
-    it began. From a page that differs on they are read one after the other, until one ends where a known page ended.
+    """All pages of one directory, in order. The pages of its last listing are requested in parallel, each from where it
+    began. From the first page that differs, they are read one after the other, until one ends where a known page ended.
     """
 
     def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:
@@ -34,7 +34,7 @@ class Pages:
         self._marker = had.own
         self._first = first
         self._answers: dict[int, ListPage] = {}
-        """Answers for known pages behind one that differs, by the number of the page."""
+        """Answers for known pages after one that differs, by the number of the page."""
 
     async def read(self, listed_at: float, hidden: frozenset[str], at_most: int | None) -> Listing | None:
         """Return the listing (of `at_most` pages); None: none changed. hidden: as listing_of(). Errors: StoreError."""
@@ -102,7 +102,7 @@ class Pages:
 
 
 async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
-    """Ask again for the page that a name belongs to, unless it is the first recent lookup there. Errors: StoreError."""
+    """Request again the page that a name belongs to, unless it is the first recent lookup there. Errors: StoreError."""
     now, listing = core.clock.monotonic(), directory.listing
     if listing is None or (span := listing.span_of(segment_of(name))) is None:
         return

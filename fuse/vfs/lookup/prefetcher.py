@@ -1,8 +1,8 @@
-"""Prefetches files or attributes for a process that goes through the names of a directory in the order of the listing.
+"""Prefetches files or attributes for a process that visits the names of a directory in the order of the listing.
 
 For a data loader that opens one small file after the other, the next files are fetched before they are opened, and a
-GET brings the attributes along. For a process that only looks names up, the next attributes are asked for by HEADs side
-by side. Only names in the directory's listing are prefetched, and whole files only if the reader takes them by one GET.
+GET brings the attributes along. For a process that only looks names up, the next attributes are requested by parallel
+HEADs. Only names in the directory's listing are prefetched, and whole files only if the reader takes them by one GET.
 
 A loader that shuffles its list looks up a file and opens it: one GET then brings what a HEAD and a GET would (S-152).
 For a process that only looks files up this ends after PENDING_MAX of them: HEADs are sent again.
@@ -36,11 +36,11 @@ _BEHIND = 1024
 _STALLED = 64
 """After this many steps behind the furthest step, and none beyond it, the furthest step was not part of the run."""
 _STREAK = 3
-"""How many steps in order make a run."""
+"""How many steps in order count as a run."""
 _AHEAD = 64
 """The most files, or attributes of files, that are fetched ahead."""
 _CHUNK = 16
-"""How many are asked for together, so that not every open begins a task."""
+"""How many are requested together, so that not every open begins a task."""
 _BYTES_AHEAD = 48 << 20
 _ASKED_MAX = 4096
 """The most files whose attributes are on their way."""
@@ -68,7 +68,7 @@ class _Run:
         self.follow(listing)
 
     def follow(self, listing: Listing) -> None:
-        """Go on in a new listing of the directory, at the name that was the furthest place."""
+        """Continue in a new listing of the directory, at the name that was the furthest place."""
         last = self.names[self.last] if self.last >= 0 else b""
         self.listing = listing
         self.names = sorted(listing.entries)
@@ -96,7 +96,7 @@ class _Run:
         return ahead
 
     def listed(self, places: range) -> Iterator[Listed]:
-        """Return the entries at these places, but for those that this mount has removed meanwhile."""
+        """Return the entries at these places, except those that this mount has removed in the meantime."""
         entries = self.listing.entries
         return (entries[name] for name in self.names[places.start : places.stop] if name in entries)
 
@@ -208,7 +208,7 @@ class Prefetcher:
         return kind == stat.S_IFREG and small and version.etag != ""
 
     def _may_change(self, mtime_ns: int) -> bool:
-        """Whether an object changed a moment ago: it may change again within that second; no answer could be kept."""
+        """Whether an object has just changed: it may change again within that second, so no answer could be kept."""
         return mtime_ns > self._core.clock.time_ns() - _RACY_NS
 
     async def _bring(self, wanted: Sequence[str], futures: Sequence[Future[bool]]) -> None:

@@ -1,4 +1,4 @@
-"""Brings nodes up to date with the store: lists directories, asks for objects, and takes in what other clients did
+"""Brings nodes up to date with the store: lists directories, requests objects, and applies changes by other clients
 (docs/SEMANTICS.md S-28 to S-33).
 """
 
@@ -28,11 +28,11 @@ from .pages import Pages
 FIRST_PAGES = 4
 """A directory with more pages is large: only this many are read where the whole listing is not needed."""
 _SLOW_LISTING = 2.0
-"""A listing is believed for at least this many times as long as it took, also beyond the time to live."""
+"""A listing is trusted for at least this many times as long as it took, even beyond the time to live."""
 AGAIN_MAX = 100
 """How often a request is repeated when a rename or another change by this mount made its answer useless."""
 _GUESSED_COST = 4
-"""Until a large directory was listed whole, that is taken to cost this many times as much as its first pages."""
+"""Until a large directory was listed whole, this is assumed to cost this many times as much as its first pages."""
 UNLINKED = ".datastore.unlinked/"
 """The prefix, below the mount's root and not shown, of copies of large files that were removed while open."""
 HIDDEN = frozenset((UNLINKED, MARKER))
@@ -69,12 +69,12 @@ class Remote:
 
     @property
     def is_far(self) -> bool:
-        """Whether the store is so slow that requests ahead pay, though their answers may not be wanted."""
+        """Whether the store is so slow that prefetching pays, though its answers may not be needed."""
         return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
 
     async def begin(self, directory: Directory) -> None:
-        """Ask for the entries of a directory that is soon read, but only for the first page if more follow. Several
-        known pages are left to read_directory(), which asks for them side by side. Errors: StoreError, FSError.
+        """Request the entries of a directory that is soon read, but only the first page if more follow. Several known
+        pages are left to read_directory(), which requests them in parallel. Errors: StoreError, FSError.
         """
         core = self._core
         whole = directory.listing is not None and len(directory.listing.spans) <= 1
@@ -126,7 +126,7 @@ class Remote:
         return listing
 
     async def settle(self, suspects: list[tuple[Node, Listed]], listed_at: float) -> None:
-        """Take in new versions that another client wrote of objects whose earlier version is open here."""
+        """Handle new versions, written by another client, of objects whose earlier version is open here."""
         for node, listed in suspects:
             if node.asked_at > listed_at or not self.is_replaced(node, listed):
                 continue  # another call has asked for it since, and the node may have moved on
@@ -242,8 +242,8 @@ class Remote:
         return not node.gone
 
     async def head_many(self, nodes: list[Node]) -> None:
-        """Do the same as head() for up to 1,000 nodes, side by side; but of several, one that is renamed or changed
-        meanwhile is not asked for again. The first error is raised after all were asked.
+        """Do the same as head() for up to 1,000 nodes, in parallel; but if several are given, one that is renamed or
+        changed in the meantime is not requested again. The first error is raised after all were asked.
         """
         if len(nodes) <= 1:
             for node in nodes:
@@ -268,7 +268,7 @@ class Remote:
         await self._core.each(settle, later)
 
     async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
-        """Take in the answer to a HEAD and return what head() does; None: ask again, for the node changed meanwhile."""
+        """Process the answer to a HEAD and return what head() does; None: ask again, because the node has changed."""
         if isinstance(answer, NotFound):
             return await self._missing(node, was)
         if isinstance(answer, StoreError):
@@ -283,7 +283,7 @@ class Remote:
         return True
 
     def _take(self, node: Node, info: ObjectInfo, learn: _Learn) -> None:
-        """Take in what the store says of a node's object, of which no other version is open."""
+        """Apply what the store says of a node's object, of which no other version is open."""
         learn(info)
         if node.dirty:
             return
@@ -324,7 +324,7 @@ class Remote:
         return True
 
     def shown_at(self, node: Node) -> float | None:
-        """Return when the parent's listing, if believed, showed the version of a node; None if it does not show it."""
+        """Return when the parent's listing, if fresh, showed the version of a node; None if it does not show it."""
         told = self.believed(node.parent, node.name) if node.parent is not None else None
         listed = told[0].entries.get(node.name) if told is not None else None
         if told is None or listed is None or listed.tail != node.tail:
@@ -332,7 +332,7 @@ class Remote:
         return told[1] if isinstance(node, Directory) or listed.etag == node.etag else None
 
     def believed(self, directory: Directory, name: bytes) -> tuple[Listing, float] | None:
-        """Return the listing and when the store last showed this name in it; None if that is too old to be believed."""
+        """Return the listing and when the store last showed this name in it; None if that is too old."""
         listing = directory.listing
         if listing is None:
             return None
@@ -341,7 +341,7 @@ class Remote:
         return (listing, told_at) if told_at > oldest else None
 
     def is_fresh(self, directory: Directory, when: float) -> bool:
-        """Whether what the store said of a directory's entries at `when` (monotonic seconds) is still believed."""
+        """Whether what the store said of a directory's entries at `when` (monotonic seconds) is still fresh."""
         return self._core.clock.monotonic() - when < self.ttl(directory)
 
     def fresh_listing(self, directory: Directory) -> Listing | None:
@@ -350,7 +350,7 @@ class Remote:
         return listing if listing is not None and self.is_fresh(directory, listing.listed_at) else None
 
     def ttl(self, directory: Directory) -> float:
-        """How long entries are believed, in seconds: longer after a slow listing, which would be stale on arrival."""
+        """How long entries are fresh, in seconds: longer after a slow listing, which would be stale on arrival."""
         ttl = self._core.settings.metadata_ttl_s
         return ttl if directory.listing is None else max(ttl, _SLOW_LISTING * directory.list_s)
 
@@ -364,7 +364,7 @@ class Remote:
         return in_use and not free
 
     async def _accept(self, node: Node, seen: Listed | ObjectInfo) -> bool | None:
-        """Take in that another client wrote an object that is open here. Return True if it only grew: the node goes on
+        """Handle that another client wrote an object that is open here. Return True if it only grew: the node continues
         as the newer version. Else it keeps its version and loses its name, like a file that a rename replaces. Return
         None, for the store to be asked again, if it does not have the newer version any more: a log grows all the time.
         """

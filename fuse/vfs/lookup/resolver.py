@@ -25,11 +25,11 @@ _CHANGED_MAX = 4096
 _LISTING_MAX_S = 600.0
 """The longest time that a listing takes."""
 _OVERTAKEN_MAX = 16
-"""How often the store is asked for a name that this mount changes before each answer is taken in."""
+"""How often the store is asked for a name that this mount changes each time before the answer is applied."""
 _MANY = 256
-"""A request for the attributes of more files than this is taken to belong to a walk through the whole directory."""
+"""A request for the attributes of more files than this is assumed to belong to a walk through the whole directory."""
 _Found = tuple[Listed | None, float, Callable[[], bool]]
-"""What the store said of a name, when, and a function that tells whether this mount has not changed the name since."""
+"""What the store said of a name, when, and a function that tells whether the name is unchanged by this mount since."""
 
 
 class _OvertakenError(Exception):
@@ -37,7 +37,7 @@ class _OvertakenError(Exception):
 
 
 class Resolver:
-    """Looks names up. The first methods use only what is known; those below the line may ask the store."""
+    """Looks names up. The first methods use only cached knowledge; those below the line may ask the store."""
 
     def __init__(self, core: Core, remote: Remote, prefetcher: Prefetcher) -> None:
         self._core = core
@@ -126,13 +126,13 @@ class Resolver:
         return child.attrs_valid if isinstance(child, Directory) else child.racy and child.is_version(listed)
 
     def doubt(self, directory: Directory, name: bytes) -> None:
-        """Have the store asked about a name before it is believed again."""
+        """Make the next use of a name ask the store."""
         directory.forget_listing()
         if name in directory.children:
             facts.doubted(directory.children[name])
 
     def changed(self, node: Node) -> None:
-        """Note that this mount made or changed a name: answers of the store that are under way are older."""
+        """Note that this mount made or changed a name: pending answers of the store are older."""
         node.changes += 1
         if node.parent is not None:
             self._mark(node.parent, node.name, node.as_listed())
@@ -199,8 +199,8 @@ class Resolver:
         return await self._find_anew(parent, name)
 
     def _listing_pays(self, parent: Directory, name: bytes) -> bool:
-        """Whether to list a directory rather than ask for one known name: it is then likely to be _known_before(). For
-        a file a listing is needed anyhow; subdirectories are asked for alone until that took longer than a listing.
+        """Whether to list a directory instead of requesting one known name: it is then likely to be _known_before().
+        For a file a listing is needed anyway; subdirectories are requested alone until that took longer than a listing.
         """
         child = parent.children.get(name)
         if child is None or self.current(child) or parent.large or not one_key(name) or self.fresh_listing(parent):
@@ -308,7 +308,8 @@ class Resolver:
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
-            # This mount enters its own changes into the listing: it is right as long as it is the directory's.
+            # This mount enters its own changes into the listing, so it is right as long as it is the directory's
+            # listing.
             return there, told_at, lambda: parent.listing is listing and listing.entries.get(name) is there
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
         child = parent.children.get(name)
@@ -325,7 +326,7 @@ class Resolver:
         return found, started, holds
 
     async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
-        """Return a fresh listing that covers a name, and its time; list or ask for a page if that pays; else None."""
+        """Return a fresh listing that covers a name, and its time; list or request a page if that pays; else None."""
         told, odd = self._remote.believed(parent, name), not one_key(name)
         if told is not None:
             return told

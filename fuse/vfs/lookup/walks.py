@@ -1,16 +1,16 @@
-"""Requests ahead for walks of a tree: across subdirectories, by pages of a recursive listing (S-105), and down a path.
+"""Prefetches for walks of a tree: across subdirectories, by pages of a recursive listing (S-105), and down a path.
 
-When a process reads the subdirectories of a directory one after the other, a page of up to 1,000 keys is asked for
+When a process reads the subdirectories of a directory one after the other, a page of up to 1,000 keys is requested
 without a delimiter. It begins with the directory wanted, or ends with it when the walk goes backwards; each directory
-of which the page has all keys is listed with it. Pages are remembered by their digests: a later walk asks for them
-again, and an unchanged page confirms the listings that came from it without being read.
+of which the page has all keys is listed with it. Pages are remembered by their digests: a later walk requests them
+again, and an unchanged page confirms the listings that came from it without being parsed.
 
 This relies on keys being listed in the order of their bytes, which is checked; where they are not, each directory is
 listed by itself.
 
 The kernel looks a path up name by name, and each lookup waits for the store's answer to the one before. Where the store
 is far away, the directory that a name leads to is listed while its attributes are asked for; and where the same path
-was used before, the attributes of all its directories are asked for side by side.
+was used before, the attributes of all its directories are requested in parallel.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PAGES_MAX = 256
 _OFF_S = 60.0
 """How long directories are listed by themselves after a page that did not list at least two; seconds."""
 _FEW = 8
-"""Fewer directories than this are asked for one by one, not by pages."""
+"""Fewer directories than this are requested one by one, not by pages."""
 _SHOWN = 256
-"""For how many entries of a directory on a page the attributes are asked for ahead."""
+"""For how many entries of a directory on a page the attributes are prefetched."""
 _LEVELS = 32
-"""The most levels of a path that are asked for at once."""
+"""The most levels of a path that are requested at once."""
 
 
 class Walks:
@@ -74,7 +74,7 @@ class Walks:
         return listing
 
     async def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
-        """Take in pages asked for ahead; return the listing of the directory if it is fresh then."""
+        """Apply prefetched pages; return the directory's listing if it is fresh then."""
         for one in coming:
             try:
                 await self._remote.settle(*await one.page)
@@ -83,7 +83,7 @@ class Walks:
         return self._remote.fresh_listing(directory)
 
     async def confirm(self, directories: list[Directory]) -> None:
-        """Ask again for the pages that listed these siblings, if at most half as many."""
+        """Request again the pages that listed these siblings, if there are at most half as many."""
         parent = directories[0].parent if len(directories) >= _FEW else None
         walk = parent.walk if parent is not None else None
         if parent is None or walk is None:
@@ -100,7 +100,7 @@ class Walks:
     async def _page(
         self, parent: Directory, walk: Walk, stands: _Standing, start: str
     ) -> tuple[list[tuple[Node, Listed]], float]:
-        """Ask for a page; return the open files that it shows in another version, and when it was asked for."""
+        """Request a page; return the open files that it shows in another version, and when it was requested."""
         core, prefix, had = self._core, parent.key, walk.pages.get(start)
         max_keys, unless = (had.max_keys, had.digest) if had is not None else (walk.max_keys, b"")
         started, after = core.clock.monotonic(), prefix + start
@@ -142,7 +142,7 @@ _Standing = Callable[[str], Directory | None]
 
 
 def _standing(parent: Directory) -> _Standing:
-    """Make a _Standing of the subdirectories that have a node now, before pages are asked for."""
+    """Make a _Standing of the subdirectories that have a node now, before pages are requested."""
     place = parent.place
     directories = [node for node in parent.children.values() if isinstance(node, Directory)]
     before = {node.tail: (node, node.moves, node.listings_dropped) for node in directories}
@@ -189,7 +189,7 @@ class Descent:
 
     async def ahead(self, directory: Directory) -> None:
         """Note that a directory which is not current is looked up. Wait for its attributes if they are on their way;
-        else, if the store is far, ask for what the next steps down need.
+        else, if the store is far away, request what the next steps down need.
         """
         parent, coming = directory.parent, self._coming.get(directory.ino)
         if parent is not None:

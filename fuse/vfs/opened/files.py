@@ -23,15 +23,15 @@ from ..upload.uploads import Uploads
 from .handles import SENT_BACK, Handles
 
 _ZEROS_AT_ONCE = 4 << 20
-"""How many bytes of a range are set to zero before other tasks may run."""
+"""How many bytes of a range are zeroed before other tasks may run."""
 PATIENCE_S = 1.0
-"""The longest wait for an open that is repeated, in seconds; the kernel repeats it at once, if at all."""
+"""The longest wait for the kernel to repeat an open, in seconds; the kernel does so at once, if at all."""
 _LOOK_S = 0.002
-"""The pause between two looks for such an open, in seconds; there is hardly ever one to wait for."""
+"""The pause between two checks for such an open, in seconds; there is hardly ever one to wait for."""
 
 
 def refuse_beyond(size: int) -> None:
-    """Raise FSError(EFBIG) for a size that no object can have; the store would refuse it only after all was sent."""
+    """Raise FSError(EFBIG) for a size that no object can have; the store would refuse it only after the upload."""
     if size > OBJECT_MAX:
         raise FSError(errno.EFBIG)
 
@@ -41,7 +41,7 @@ class Chases:
 
     An open reaches us as a LOOKUP and an OPEN. When a rename replaced the file in between, the answer is ESTALE, upon
     which Linux walks the path again, once (do_filp_open). If the name were replaced again before that, the program
-    would see ESTALE from open(2): so a rename onto a name, or its removal, first waits for the opens to be repeated.
+    would see ESTALE from open(2). So a rename onto a name, or its removal, first waits for the opens to be repeated.
 
     These opens are in the table of open files, too, by the thread id of the caller. The next server knows no version of
     a file and answers each open for writing with ESTALE once; for an open that an earlier server has answered so, the
@@ -52,7 +52,7 @@ class Chases:
         self._clock, self._sleep = core.loop.clock, core.loop.sleep
         self._opens, self._nodes = core.opens, core.nodes
         self._until: dict[tuple[int, bytes, int], float] = {}
-        """By directory, name and thread that repeats an open: until when (loop's clock) it is waited for."""
+        """By directory, name and thread that repeats an open: until when (loop's clock) to wait for it."""
 
     def resume(self) -> None:
         """Expect the opens that an earlier server answered with ESTALE to be repeated."""
@@ -183,17 +183,17 @@ class Files:
         may_pass = local is False and reading and alone and whole and node.size >= MIN_BYTES
         passthrough_fd = self._core.passthrough.offer(node.ino, node.version()) if may_pass else -1
         node.pinned = node.pinned or passthrough_fd >= 0
-        # A handle that is alone and only writes does without the kernel's pages: that saves a copy into them, and a
-        # request for a security label before the first write.
+        # A handle that is alone and only writes bypasses the kernel's pages: that saves a copy into them, and a request
+        # for a security label before the first write.
         uncached = alone and flags & os.O_ACCMODE == os.O_WRONLY
         return OpenReply(fh, keep, False, passthrough_fd, uncached)
 
     def _part_from_readers(self, node: Node, flags: int) -> None:
-        """Give an open for reading and writing an inode of its own while others read the file by passthrough.
+        """Give an open for reading and writing its own inode while others read the file by passthrough.
 
         Such an open may map the file, and what is written to the map would go to the cache file unnoticed. The readers
-        keep their version. Errors: FSError(ESTALE), which makes the kernel look the name up again; FSError(ETXTBSY)
-        when the file has unsent changes besides.
+        keep their version. Errors: FSError(ESTALE), which makes the kernel look the name up again; FSError(ETXTBSY) if
+        the file also has unsent changes.
         """
         if flags & os.O_ACCMODE != os.O_RDWR or not self._core.notifier.is_local(node.ino):
             return
@@ -289,7 +289,7 @@ class Files:
     # -- closing
 
     async def flush(self, ino: Ino, fh: Fh) -> None:
-        """close(2): send what this handle may have written or, with writeBack, have it sent later (Upkeep.close())."""
+        """close(2): send what this handle may have written or, with writeBack, schedule that (Upkeep.close())."""
         if self._core.settings.open_less:
             raise FSError(errno.ENOSYS)
         handle = self._handles.get(fh)
@@ -318,15 +318,15 @@ class Files:
         if node.handles == 0:
             if not self._core.passthrough.returned(node.ino):
                 self._spare_pages(node)
-            # The upload that the node waits for may just be ending: _finish() looks again when it has the lock.
+            # The upload that the node waits for may just be ending: _finish() checks again when it has the lock.
             left = node.lock.locked or not self._uploads.waits(node)
             if left and (node.staged is not None or node.unlinked_key):
                 await self._finish(node)
         self._core.nodes.drop_unused(node)
 
     def _spare_pages(self, node: Node) -> None:
-        """Have the kernel drop its pages of a file that the next open can read by passthrough.
-        That open would drop them too, but would have to wait for it: 0.1 s for 1 GiB.
+        """Make the kernel drop its pages of a file that the next open can read by passthrough. That open would also
+        drop them, but would have to wait for it: 0.1 s for 1 GiB.
         """
         files = self._core.passthrough
         clean = node.pages_valid and node.staged is None and not node.gone and node.size >= MIN_BYTES
@@ -335,7 +335,7 @@ class Files:
             self._core.notifier.inval_inode(node.ino)
 
     async def _finish(self, node: Node) -> None:
-        """After the last close of a file: send what mmap wrote late, keep what cannot be sent, drop the rest."""
+        """After the last close of a file: send late mmap writes, keep what cannot be sent, drop the rest."""
         async with self._core.tree.shared(), node.lock:
             if node.handles:
                 return

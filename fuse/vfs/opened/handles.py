@@ -1,4 +1,4 @@
-"""The table of open files, and what a new server takes over from one that died under a live mount (S-41, S-58, S-59).
+"""The table of open files, and how a new server takes over from one that died under a live mount (S-41, S-58, S-59).
 
 Nodes, files that were removed while open, and open files with the version that each is on are restored from the state
 directory, in this order, before the first request is answered.
@@ -29,7 +29,7 @@ from ..tree.nodes import Directory, Node
 _UNOPENED_MAX = 1024
 """The most handles for files that the kernel reads without an open; the oldest one goes, with its readahead."""
 SENT_BACK = 1 << 63
-"""Set in a key of the table of open files that is no handle but the thread id of a repeated open (files.Chases)."""
+"""Set in keys of the table of open files that are not handles but thread ids of repeated opens (files.Chases)."""
 
 
 class Handle:
@@ -78,7 +78,7 @@ class Handles:
         open_inos = {opened.ino for opened in held}
         unsent = {row.staging for row in core.db.unsent()}
         for row in core.removed.load():
-            # With unsent bytes in the journal the removal was not done: the file has its name until that is repeated.
+            # With unsent bytes in the journal the removal was not done: the file keeps its name until that is repeated.
             if row.staging in unsent or row.ino not in open_inos or not _restore_removed(core, row):
                 core.removed.forget(row.ino)
         for opened in held:

@@ -24,7 +24,7 @@ Bytes = bytes | bytearray | memoryview
 _TARGETS = 10_000
 """The most link targets that are kept in memory: up to 40 MB, usually 1 MB."""
 _TRIES = 4
-"""How often a read is tried, each time with the version that the store has by then."""
+"""How often a read is tried, each time with the version that the store then has."""
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +75,7 @@ class Reading:
         raise FSError(errno.ESTALE)
 
     def _unopened(self, ino: Ino) -> Handle:
-        """Return a handle for an inode that the kernel opened by itself, or an earlier server opened."""
+        """Return a handle for an inode that the kernel opened by itself, or that an earlier server opened."""
         if not self._core.settings.open_less:
             return Handle(self._resolver.node(ino), os.O_RDONLY)
         handle = self._handles.unopened(ino)
@@ -90,13 +90,13 @@ class Reading:
         if stream is None or stream.version != version:
             if stream is not None:
                 stream.close()
-            elif handle.kept:  # the kernel has dropped its pages: prefetch as if the file was opened now
+            elif handle.kept:  # the kernel has dropped its pages: prefetch as if the file had just been opened
                 self._prefetcher.opened(handle.node)
             stream = handle.stream = self._core.reader.open(version)
         return stream
 
     async def _read_filling(self, node: Node, offset: int, size: int) -> bytes | None:
-        """Fetch what is missing, then read the staging file; None when the node has none any more."""
+        """Fetch missing bytes, then read the staging file; None if the node no longer has one."""
         async with node.lock:
             staged = node.staged
             if staged is None:

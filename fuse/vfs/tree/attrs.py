@@ -89,7 +89,7 @@ class Defaults(NamedTuple):
         """Return an object's attributes as this mount shows them: with the group, if the mount has one."""
         if self.group is None or stat.S_ISLNK(attributes.mode):
             return attributes
-        # As the kubelet does for an fsGroup on a disk, but without asking for every object.
+        # As the kubelet does for an fsGroup on a disk, but without a request for every object.
         mode = attributes.mode | (attributes.mode & stat.S_IRWXU) >> 3
         if stat.S_ISDIR(mode):
             mode |= stat.S_ISGID
@@ -156,7 +156,7 @@ def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, 
 
 
 def changed(attributes: Attributes, changes: SetAttr, now_ns: int) -> Attributes:
-    """Return the attributes after a setattr, whose size is not looked at; ctime becomes now."""
+    """Return the attributes after a setattr, whose size is ignored; ctime becomes now."""
     mode = attributes.mode
     if changes.mode is not None:
         mode = stat.S_IFMT(mode) | stat.S_IMODE(changes.mode)

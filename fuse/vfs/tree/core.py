@@ -39,7 +39,7 @@ _EACH_WIDTH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one mount. metadata_ttl_s: how long an answer of the store is believed. full_attributes: read an
+    """The settings of one mount. metadata_ttl_s: how long an answer of the store is fresh. full_attributes: read an
     object's metadata, by HEAD where no listing shows it; else attributes are defaults. silly_copy_bytes: a file removed
     while open is kept as a local copy up to this size, and as a copy in the bucket above it (64 MiB take about a second
     to download). memory_bytes: the limit of the process's resident size. refuse_conflicts: an upload must replace the
@@ -64,8 +64,8 @@ class Settings:
 
 class TreeLock:
     """A shared lock for uploads and changes of names, exclusive for the rename of a directory: a key must not change
-    while bytes are sent to it. It is granted in the order of asking: a task that waits for exclusive() keeps later ones
-    out. Waiting has no deadline of its own: the holders wait for the store only, whose calls have one.
+    while bytes are sent to it. It is granted in the order of requests: a task that waits for exclusive() keeps later
+    ones out. Waiting has no deadline of its own: the holders wait only for the store, whose calls have one.
     """
 
     def __init__(self) -> None:
@@ -131,14 +131,14 @@ class Core:
         self.nodelog.append(_records(nodes), dropped)
 
     def rewrite_nodelog(self) -> None:
-        """Write the log of node ids anew, with only the nodes that the kernel has a reference to."""
+        """Rewrite the log of node ids, with only the nodes that the kernel has a reference to."""
         nodes = [node for node in self.nodes.by_ino.values() if node.nlookup]
-        # When two nodes had one name, the one that is gone has to come first (NodeTable.restore).
+        # When two nodes had one name, the one that is gone must come first (NodeTable.restore).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """Ask the store for what it says of an object; None: it has no such object. Errors: StoreError."""
+        """Return what the store says of an object; None: it has no such object. Errors: StoreError."""
         with suppress(NotFound):
             return await self.store.head(key)
         return None

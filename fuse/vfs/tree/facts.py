@@ -87,7 +87,8 @@ def headed(core: Core, node: Node, info: ObjectInfo) -> None:
         node.marker = info.key == node.key
         node.etag, node.size = info.etag, 0
     else:
-        # A store may have told a wrong size of this ETag, while others wrote the object. A link's size is its target's.
+        # A store may have reported a wrong size for this ETag while others wrote the object. A link's size is its
+        # target's.
         if not node.is_version(info) or (node.size != info.size and node.attributes.target is None):
             replaced(core, node, info.etag, info.size, info.mtime_ns)
     node.mtime_ns = info.mtime_ns
@@ -131,7 +132,7 @@ def written(core: Core, node: Node, result: WriteResult, *, attrs_valid: bool = 
 
 
 def edited(node: Node, attributes: Attributes, size: int | None = None) -> None:
-    """Set attributes that this mount changed; the caller sees to sending them. size: the new size after a write."""
+    """Set attributes that this mount changed; the caller must send them. size: the new size after a write."""
     node.attributes = attributes
     if size is not None:
         node.size = size
@@ -147,13 +148,13 @@ def held(node: Node, size: int, etag: ETag, attributes: Attributes | None = None
 
 
 def doubted(node: Node, *, attributes: bool = False) -> None:
-    """Have the store asked before the node is believed again. attributes: its attributes are of another version."""
+    """Make the next use of the node ask the store. attributes: its attributes are of another version."""
     node.asked_at = node.made_at = NEVER
     node.told = None
     node.attrs_valid = node.attrs_valid and not attributes
 
 
-# -- what the above share
+# -- shared by the above
 
 
 def _take_listed(core: Core, node: Node, shown: Listed) -> None:

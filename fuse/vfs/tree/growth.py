@@ -20,7 +20,7 @@ UNREAD_CHECK = 256 << 20
 """The same limit for a reader that would get ESTALE otherwise; the check fetches bytes that are read next anyway."""
 _MD5 = re.compile("[0-9a-f]{32}")
 _TRIES = 4
-"""How often the present version is asked for while others write it again and again."""
+"""How often the present version is requested while others keep writing it."""
 _STEP = 32 << 20
 """How many bytes are fetched and hashed at once."""
 
@@ -39,15 +39,15 @@ async def grew(core: Core, old: ObjectVersion, new: ObjectVersion) -> bool:
 
 
 async def follow_unread(core: Core, node: Node, old: ObjectVersion) -> bool:
-    """Move a node that lost its name to a newer version on to that version, if it only grew and nobody has read a byte
-    of the node (S-147); return whether the node has moved on. Only the node's readers wait for this, no lister of the
+    """Move a node that lost its name to a newer version to that version, if it only grew and nobody has read a byte of
+    the node (S-147); return whether the node has moved. Only the node's readers wait for this, no lister of the
     directory. old: the version that was to be read. The caller must not hold node.lock. Errors: StoreError.
     """
     if not 0 < old.size <= UNREAD_CHECK:
         return False
     async with node.lock:
         if node.version() != old:
-            return True  # another reader has moved the node on
+            return True  # another reader has moved the node
         if node.pinned or not node.lost or node.staged is not None:
             return False
         info = await _grown(core, old)

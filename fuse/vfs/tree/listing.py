@@ -66,7 +66,7 @@ class Span(Stamp):
         self.wanted_at = 0.0
         """When a name of the page was last looked up while the page was too old (monotonic seconds)."""
         self.asking = Lock()
-        """Held while the page is asked for by itself, so that it is asked for once."""
+        """Held while the page is requested by itself, so that it is requested once."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Listing:
     number: int = 0
     """The upper bits of the listing's readdir cursors, which tell them from those of other listings; 0: none yet."""
     cached_until: float = 0.0
-    """Until when the kernel may use its cache of this listing (monotonic seconds); 0: it may not."""
+    """How long the kernel may use its cache of this listing (monotonic seconds); 0: not at all."""
     cached_whole: bool = False
     """Whether the kernel may have cached the listing to its end; before that it does not use its cache."""
     stamp: Stamp = field(init=False)
@@ -124,7 +124,7 @@ class Listing:
         self.edit(*([one.tail for one in (before, listed) if one is not None] or (segment_of(name),)))
 
     def edit(self, *tails: str) -> None:
-        """Note that this mount changed these keys, so that the pages with them do not show all any more."""
+        """Note that this mount changed these keys, so that the pages with them are no longer complete."""
         self.edited = self.edited or bool(tails)
         for tail in set(tails) if self.spans else ():
             first, last = self._ends_around(tail)
@@ -161,7 +161,7 @@ def ends_of(prefix: str, page: ListPage) -> tuple[str, str]:
 def listing_of(
     prefix: str, pages: Iterable[ListPage], listed_at: float, hidden: frozenset[str] = frozenset()
 ) -> Listing:
-    """Make a listing from pages asked for with `prefix` and delimiter '/'. hidden: tails that are not shown."""
+    """Make a listing from pages requested with `prefix` and delimiter '/'. hidden: tails that are not shown."""
     listing = Listing(listed_at)
     directories: dict[str, None] = {}  # in their order; a server may list one on two pages
     files: list[tuple[str, ListedObject]] = []

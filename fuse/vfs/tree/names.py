@@ -18,7 +18,7 @@ from __future__ import annotations
 LINK_SUFFIX = ".rclonelink"
 BESIDE_DIRECTORY = "\uf000".encode()
 NAME_MAX = 255
-"""The most bytes of a name that may be created here; longer names of other tools are shown all the same."""
+"""The most bytes of a name that may be created here; longer names of other tools are still shown."""
 
 _PRIVATE = 0xF000
 _PRIVATE_MARKS = (b"\xef\x80", b"\xef\x81", b"\xef\x82", b"\xef\x83")
@@ -40,7 +40,7 @@ def segment_of(name: bytes, *, directory: bool = False) -> str:
 
 
 def name_of(segment: str, *, directory: bool = False) -> bytes:
-    """Return the local name of a key segment. segment_of() reverses it, but for odd segments of other tools."""
+    """Return the local name of a key segment. segment_of() reverses it, except for odd segments of other tools."""
     if segment in _SHOWN:
         return _SHOWN[segment]
     if segment.isascii():

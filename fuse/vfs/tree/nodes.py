@@ -211,7 +211,7 @@ class Directory(Node):
         self.listing_lock = Lock()
         """Held while the directory is listed, so that it is listed once."""
         self.listings_dropped = 0
-        """How often forget_listing() was called: a listing that was requested before the last call is not used."""
+        """How often forget_listing() was called: a listing requested before the last call is not used."""
         self.changed: OrderedDict[bytes, Change] = OrderedDict()
         """The names that this mount changed, oldest first: a listing that began earlier does not show the change."""
         self.marker = False
@@ -219,7 +219,7 @@ class Directory(Node):
         self.stand_ins: dict[str, tuple[ETag, int]] = {}
         """Objects that stand for a directory of their name (S-165): by tail, ETag and LastModified (seconds)."""
         self.large = False
-        """Whether it has more than a few pages: names are looked up alone until that took as long as a listing."""
+        """Whether it has more than a few pages: names are looked up one by one until that took as long as a listing."""
         self.list_s = 0.0
         """How long the last whole listing took, or a guess from its first pages; seconds."""
         self.probe_s = 0.0
@@ -242,7 +242,7 @@ class Directory(Node):
         return self.place, self.listings_dropped
 
     def forget_listing(self) -> None:
-        """Drop the listing, and have the answers of listing requests that are under way ignored."""
+        """Drop the listing, and ignore the answers of pending listing requests."""
         self.listing = None
         self.listings_dropped += 1
 
@@ -370,7 +370,7 @@ class NodeTable:
             self.detach(holder)
 
     def forget(self, ino: int, nlookup: int) -> None:
-        """Take `nlookup` off a node's lookup count (FORGET); unknown ids are ignored."""
+        """Subtract `nlookup` from a node's lookup count (FORGET); unknown ids are ignored."""
         if (node := self.by_ino.get(ino)) is not None:
             node.nlookup = max(0, node.nlookup - nlookup)
             self.drop_unused(node)

@@ -1,4 +1,4 @@
-"""Cache files that the kernel reads by itself: FUSE passthrough of wholly cached files (S-52).
+"""Cache files that the kernel reads by itself: FUSE passthrough of completely cached files (S-52).
 
 The kernel keeps an inode in one mode while it is open. So handles that write to a file that is read by passthrough are
 opened with direct I/O, and this server writes their bytes to the cache file too, after taking it out of the cache. No

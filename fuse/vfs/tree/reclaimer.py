@@ -1,4 +1,4 @@
-"""Keeps the server below its memory limit (docs/SEMANTICS.md S-55): drops nodes and listings, longest unused first.
+"""Keeps the server below its memory limit (docs/SEMANTICS.md S-55): drops the least recently used nodes and listings.
 
 Nodes stay for as long as the kernel may ask for them by id, so the kernel is asked to forget its references first.
 Nodes and listed entries, which take the most memory, are counted; when the process's resident size shows that
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 NODE_BYTES = 900
-"""What a node takes with its place in two tables, in bytes (measured)."""
+"""The memory of a node with its place in two tables, in bytes (measured)."""
 ENTRY_BYTES = 420
-"""What a listed entry takes, in bytes (measured)."""
+"""The memory of a listed entry, in bytes (measured)."""
 ATTRIBUTES_BYTES = 1400
-"""What the metadata of one version takes in the cache before the database, in bytes (measured)."""
+"""The memory of one version's metadata in the cache before the database, in bytes (measured)."""
 BASE_BYTES = 120 * MIB
-"""What the interpreter, the libraries and the threads take, in bytes."""
+"""The memory of the interpreter, the libraries and the threads, in bytes."""
 _TICK_S = 0.25
 _GROWN = 5000
 """How many new nodes and listed entries there must be before their share is checked."""
@@ -41,7 +41,7 @@ _IDLE_S = 5.0
 """A node that the kernel has no reference to is dropped when the store last confirmed it longer ago than this."""
 _DROPPED_MAX = 4096
 _AT_ONCE = 1000
-"""How many directories and entries are gone through before other tasks may run."""
+"""How many directories and entries are processed before other tasks may run."""
 _LOG_SLACK = 5000
 _LOG_RATIO = 4
 """The log of node ids is rewritten when it has more than _LOG_RATIO records for each node and _LOG_SLACK besides."""
@@ -71,7 +71,7 @@ def resident_bytes() -> int:
 
 
 def holdings(core: Core) -> dict[str, int]:
-    """Return what takes memory: the process and the contents of objects in bytes, the rest as numbers of items."""
+    """Return the use of memory: the process and the contents of objects in bytes, the rest as numbers of items."""
     return {
         "resident": resident_bytes(),
         "pieces": core.reader.table.held_bytes,
@@ -123,7 +123,7 @@ class MemoryReclaimer:
             await self._trim(self._shares.names // 2 if self._pressed else self._shares.names)
         if len(nodes.dropped) >= _DROPPED_MAX:
             self._core.log_nodes(())
-        # The log of node ids is to hold what the kernel has now, not what it ever had.
+        # The log of node ids must contain what the kernel has now, not everything that it ever had.
         if self._core.nodelog.records > _LOG_RATIO * len(nodes.by_ino) + _LOG_SLACK:
             self._core.rewrite_nodelog()
 

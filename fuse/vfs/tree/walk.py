@@ -20,18 +20,18 @@ _JUMP = 1000
 _SIBLINGS_MAX = 10_000
 """Directories with more subdirectories are not followed: their index would cost more than it saves."""
 _ABREAST = 8
-"""The most known pages that are asked for again side by side."""
+"""The most known pages that are requested again in parallel."""
 _AHEAD = 4
-"""The most pages that are asked for ahead, side by side."""
+"""The most pages that are prefetched in parallel."""
 _PAGE_KEYS = 1000
 _FILL = 0.9
 """The planned fraction of a page; the rest is room for directories that are larger than the average so far."""
 _SOON = 0.5
-"""The fraction of a listing's time to live within which a directory must be read to be asked for ahead."""
+"""The fraction of a listing's time to live within which a directory must be read to be prefetched."""
 
 
 class WalkPage(NamedTuple):
-    """A page received. max_keys: as it was asked for; told: the directories that it listed, and their stamps."""
+    """A received page. max_keys: as requested; told: the directories that it listed, and their stamps."""
 
     max_keys: int
     digest: bytes
@@ -39,7 +39,7 @@ class WalkPage(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """A page asked for ahead. first, last: the directories that it should list, by their places (see Walk)."""
+    """A prefetched page. first, last: the directories that it should list, by their places (see Walk)."""
 
     first: int
     last: int
@@ -66,13 +66,13 @@ class Walk:
         self.keys_each = float(_PAGE_KEYS)
         """The average number of keys of a directory on the last page."""
         self.max_keys = _PAGE_KEYS
-        """How many keys to ask for: as many as the walk reads before they are too old, at its pace."""
+        """How many keys to request: as many as the walk reads before they are too old, at its pace."""
         self.off_until = NEVER
         self._soon = 0
         """How many directories the walk reads before an answer of now is too old."""
         self.coming: list[Coming] = []
         self.pages: OrderedDict[str, WalkPage] = OrderedDict()
-        """The pages received, by the tail that they were asked for after."""
+        """The received pages, by the tail after which they were requested."""
 
     def follow(self, parent: Directory, tail: str, now: float, ttl_s: float) -> bool:
         """Note that `tail` is to be listed; return whether this is a walk that reads _STREAK more in _SOON * ttl_s."""
@@ -99,7 +99,7 @@ class Walk:
         return self.streak >= _STREAK and soon >= _STREAK
 
     def starts(self, tail: str) -> list[str]:
-        """Return the tails after which the pages to ask for begin; first the page that lists this directory. Empty when
+        """Return the tails after which the pages to request begin; first the page that lists this directory. Empty when
         the parent's listing does not have the directory any more.
         """
         at = self._index.get(tail)
@@ -121,7 +121,7 @@ class Walk:
         return wanted
 
     def beyond(self, tail: str) -> list[tuple[int, int, str]]:
-        """Return the pages to ask for ahead of this directory's: first and last place, and start (as of starts())."""
+        """Return the pages to prefetch beyond this directory's: first and last place, and start (as of starts())."""
         told = next((page.told for page in self.pages.values() if any(one.tail == tail for one, _ in page.told)), ())
         places = [self._index[one.tail] for one, _ in told if one.tail in self._index]
         each = max(1, int(self.max_keys * _FILL / max(self.keys_each, 1.0)))

@@ -126,7 +126,7 @@ class Copies:
             if failures:
                 raise failures[0]
             if page.next_token is None and not late:
-                return  # nobody wrote there since; another look would miss later writes as well
+                return  # nobody wrote there since; another check would miss later writes as well
 
     def _meant(self, found: Sequence[ListedObject]) -> list[ListedObject]:
         return [one for one in found if self._subject.includes(one.etag, one.mtime_ns)]

@@ -1,8 +1,8 @@
-"""Sends staging files, by a PUT or a multipart upload, and finds out whose object it is when an answer was lost.
+"""Sends staging files, by a PUT or a multipart upload, and finds out whose object exists if an answer was lost.
 
 The caller holds the lock of the node, or of the OrphanedUpload, that owns the staging file, so nothing changes it.
 Several parts are sent at a time, and already while a file is written (S-45): the parts that a sequential writer has
-finished are sent from the staging file, so that its close sends only the tail. A part that is changed after it was sent
+finished are sent from the staging file, so that its close sends only the rest. A part that is changed after it was sent
 is sent again under its number before the upload is completed. The journal has every upload from before it begins until
 it is completed or aborted, so that the uploads of a dead process are found and aborted (S-46).
 """
@@ -59,7 +59,7 @@ CONFLICT = "another client changed this file since it was opened; what was writt
 
 
 class Destination(NamedTuple):
-    """Where and how a staging file is written. elsewhere: not at the key of the object that the file was made from."""
+    """Where and how a staging file is sent. elsewhere: not to the key of the object that the file was made from."""
 
     key: str
     options: WriteOptions

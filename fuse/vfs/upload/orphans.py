@@ -1,6 +1,6 @@
-"""What an earlier process left: unsent files, and multipart uploads that it did not complete (S-20, S-46).
+"""Handles what an earlier process left: unsent files, and incomplete multipart uploads (S-20, S-46).
 
-Also files that cannot be sent because another client was first: a person has to save or discard them (S-47).
+Also handles files that cannot be sent because another client was first: a person has to save or discard them (S-47).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SKEW_NS = 900 * 1_000_000_000
 
 
 class OrphanedUpload(NamedTuple):
-    """An unsent file of no node. lock: held while the file, or newer content of its key, is sent.
+    """An unsent file without a node. lock: held while the file, or newer content of its key, is sent.
     unsynced: the machine went down since the file was written: it may lack bytes, or may have been sent before.
     """
 
@@ -59,7 +59,7 @@ class OrphanedUploads:
         self._delivery = delivery
         self.files: dict[str, OrphanedUpload] = {}
         self.arriving = False
-        """Whether what was left when the mount began is being sent for the first time."""
+        """Whether the files left from before the mount are being sent for the first time."""
         self._uploads: list[NotedUpload] = []
         self._dead = 0
         """The highest note (row id) of the multipart uploads that earlier processes began."""
@@ -97,7 +97,7 @@ class OrphanedUploads:
             self.add(staged, to, unsynced=row.unsynced)
 
     def _reattach(self, node: Node, staged: StagedFile, row: Unsent) -> None:
-        """Give the file to its node in place of an older one: programs saw the newest, and will close that."""
+        """Give the file to its node in place of an older one: programs saw the newest one, and will close that."""
         if node.staged is not None:
             self._core.db.forget_unsent(node.staged.name)
             node.staged.close(remove=True)
@@ -113,7 +113,7 @@ class OrphanedUploads:
         self.files[staged.name] = OrphanedUpload(staged, to, Lock(), unsynced)
 
     async def send_first(self) -> list[str]:
-        """As send(), when the mount begins. Programs that work already wait for a file that they ask for."""
+        """As send(), when the mount begins. Programs that already run wait for a file that they access."""
         self.arriving = True
         try:
             return await self.send()
@@ -138,8 +138,8 @@ class OrphanedUploads:
         return failures
 
     async def arrived(self, key: str) -> bool:
-        """Wait until what is left for a key is in the store, and send it now if need be; return whether it has arrived.
-        For a caller that sees that `arriving` is true.
+        """Wait until the files left for a key are in the store, and send them now if need be; return whether they have
+        arrived. For a caller that sees that `arriving` is true.
         """
         async with self._held(key) as same:
             if not same:
@@ -243,7 +243,7 @@ class OrphanedUploads:
             left.staged.close(remove=True)
 
     def unsent(self) -> list[dict[str, object]]:
-        """Return what is not sent, for `datastore status`: see listed()."""
+        """Return the unsent files, for `datastore status`: see listed()."""
         return [listed(os.fsencode(left.to.key), left.staged) for left in self.files.values()]
 
     # -- multipart uploads of a dead process

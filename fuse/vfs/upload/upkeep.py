@@ -1,8 +1,8 @@
-"""Uploads in the background: of closed files (write-back), of what failed before (S-19), of files that grow (S-44).
+"""Uploads in the background: closed files (write-back), failed uploads (S-19), files that grow (S-44).
 
 With `writeBack` close returns when the bytes and the journal are on the local disk; the upload follows (S-48, S-49).
 The staging file is synced, then the journal; both outlive the death of every process and a power cut. A file is sent
-some time after its close (_REST_S), at the same time as others; node.lock keeps the contents of one path in order. When
+some time after its close (_REST_S), at the same time as others; node.lock keeps the contents of one path in order. If
 too much waits, a close sends its own file, as without writeBack.
 
 The same timer drops what the kernel caches of open directories when it is too old.
@@ -42,7 +42,7 @@ MAX_BYTES = 1 << 30
 _SHARE, _REST_S = 5, 0.2
 """A file is sent a fifth of maxDelay after its close, at most 0.2 s: if it is rewritten at once, it is sent once."""
 _LOOK_S = 0.05
-"""The interval, in seconds, of looking for files that are due, while any wait."""
+"""The interval, in seconds, between checks for files that are due, while any wait."""
 
 
 class Upkeep:
@@ -59,10 +59,10 @@ class Upkeep:
         """The closed files and their sizes at the last close, in the order of the first close."""
         self._bytes = 0
         self._sending: dict[Node | None, Task[None]] = {}
-        """The task for each node; the key None is the task that sends again what failed."""
+        """The task for each node; the key None is the task that retries failed uploads."""
         self._places = Semaphore(WIDTH)
         self._may_look = False
-        """Whether looking for what is due has to begin again when something waits: it has ended for want of that."""
+        """Whether the checks for due files have ended, because nothing waits, and must restart when something does."""
 
     def start(self) -> None:
         """Start the timers."""

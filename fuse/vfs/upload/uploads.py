@@ -1,7 +1,7 @@
 """Changed files on their way to the store: their staging files, the journal of those, and when they are sent.
 
-Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; what could not be sent is kept on
-disk, reported, and tried again. How a file is sent: delivery.py; what a dead process left: orphans.py.
+Promises S-18 to S-21: when close or fsync returned 0 the bytes are in the store; files that could not be sent are kept
+on disk, reported, and retried. delivery.py sends a file; orphans.py handles what a dead process left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Uploads:
         self.fill, self.read = self._delivery.fill, self._delivery.read
         self.orphans = OrphanedUploads(core, self._delivery)
         self._run, self._numbers = uuid.uuid4().hex, itertools.count(1)
-        """For the names of staging files. No name is used twice, as the journal may still have a row for it."""
+        """For the names of staging files. No name is used twice, because the journal may still have a row for it."""
 
     # -- staging; node.lock is held
 
@@ -116,7 +116,7 @@ class Uploads:
         self._delivery.stream(staged, node.key, options)
 
     async def forsake(self, node: Node) -> None:
-        """Never send what is staged of a node without a name: abort its upload, and forget its journal row.
+        """Never send the staged bytes of a node without a name: abort its upload, and forget its journal row.
         The bytes stay for as long as it is open.
         """
         staged = node.staged
@@ -186,8 +186,8 @@ class Uploads:
     async def flush(self, node: Node, *, unread: bool = False) -> None:
         """Send what is unsent of a node. Errors: StoreError, FSError; what was not sent stays staged.
 
-        unread: no program can read the file by a handle. If it is small, its staging file is dropped before the close
-        is answered, so that the journal need not be written for that.
+        unread: no program can read the file through a handle. If it is small, its staging file is dropped before the
+        close is answered, so that the journal need not be written for that.
         """
         async with self._core.tree.shared(), node.lock:
             await self._flush(node, unread=unread)
@@ -274,7 +274,7 @@ class Uploads:
         return Destination(key or node.key, _options(node), elsewhere=key is not None)
 
     def _delivered(self, node: Node, staged: StagedFile, to: Destination, done: Delivered) -> None:
-        """Note that the store has the content as a new version. Metadata that is not ours has to be asked for."""
+        """Note that the store has the content as a new version. Metadata that is not ours must be requested."""
         attrs_valid = done.metadata == to.options.metadata
         version = ObjectVersion(to.key, done.result.etag, staged.size)
         facts.written(self._core, node, done.result, attrs_valid=attrs_valid)
