@@ -1,4 +1,4 @@
-"""Reads the processor time and the memory of all processes in a control group, v1 or v2.
+"""Reads the CPU time and the memory of all processes in a control group, v1 or v2.
 
 Sources: cgroups(7), the kernel's admin-guide/cgroup-v1 and cgroup-v2.
 """
@@ -30,7 +30,7 @@ class Places:
         return Places(cpu=cpu, accounting=accounting, memory=memory, unified=unified)
 
     def cpu_s(self) -> float | None:
-        """Return the processor seconds so far, with those of ended processes; None where nothing can be read."""
+        """Return the CPU seconds so far, with those of ended processes; None where nothing can be read."""
         if self.unified:
             usage = field_of(self.unified / "cpu.stat", "usage_usec")
             return None if usage is None else usage / 1e6

@@ -39,7 +39,7 @@ class NotAnswering(DatastoreError):
 
 
 class Watch(Protocol):
-    """Something else that may end a wait for the server: a signal to the command."""
+    """A signal to the command, which may also end a wait for the server."""
 
     @property
     def pending(self) -> bool:

@@ -388,7 +388,7 @@ class DatastoreSpec(Part):
 
     @property
     def only_for_s3(self) -> tuple[str, ...]:
-        """What is set that only a mount of s3 heeds, as a manifest has it."""
+        """The settings given here that only s3 mounts support, as a manifest has them."""
         given = {
             "conflict: fail": self.conflict == "fail",
             "writeBack": self.write_back is not None,

@@ -1,4 +1,4 @@
-"""To which servers tenants may make the controller and the nodes connect: which names and which addresses. Pure.
+"""Decides to which servers tenants may make the controller and the nodes connect, by name and address. Pure.
 
 The author of a Datastore, or of a pod with an inline volume, chooses a server; the controller and the nodes send
 requests there and report the answers. They reach more than a tenant's pod does: the node itself, a cloud's metadata
@@ -104,7 +104,7 @@ class EndpointPolicy:
         return any(_fits(url, pattern) for pattern in self.endpoints if pattern.startswith(scheme))
 
     def refusal(self, endpoint: str, address: str) -> str:
-        """Return why this address may not be connected to, such as 'a private address'; '' if it may.
+        """Return why connecting to this address is not allowed, such as 'a private address'; '' if it is.
 
         endpoint: as in the manifest. address: where its host, or BUCKET.HOST, really leads, as a socket shows it.
         """

@@ -210,7 +210,7 @@ class ModelVersionSpec(Part):
 
 
 class SaveProgress(Part):
-    """How far a save or an export is."""
+    """The progress of a save or an export."""
 
     phase: Label = Field(description="Phase of the work: looking, reading, copying or checking.")
     files: Count | None = Field(None, description="Number of files that are done.")
@@ -227,7 +227,7 @@ VersionPhase = Literal["Pending", "Saving", "Ready", "Failed", "Deleting"]
 
 
 class ModelVersionStatus(Part):
-    """What became of a version; never part of a manifest."""
+    """The state of a version; never part of a manifest."""
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: VersionPhase | None = Field(None, description="A summary for people; programs read the conditions.")
@@ -313,7 +313,7 @@ ExportPhase = Literal["Pending", "Exporting", "Complete", "Failed"]
 
 
 class ModelExportStatus(Part):
-    """What became of an export; never part of a manifest."""
+    """The state of an export; never part of a manifest."""
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ExportPhase | None = Field(None, description="A summary for people; programs read the conditions.")
@@ -458,7 +458,7 @@ class ServingSpec(Part):
 
 
 class ServingPod(Part):
-    """What one pod really serves."""
+    """The version that one pod actually serves."""
 
     name: Label = Field(description="Name of the pod.")
     version: Count | None = Field(None, description="Number of the version that the pod has mounted.")
@@ -470,7 +470,7 @@ ServingPhase = Literal["Pending", "Rolling", "Ready", "Degraded", "Failed"]
 
 
 class ServingStatus(Part):
-    """What is served; never part of a manifest."""
+    """The state of a Serving; never part of a manifest."""
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ServingPhase | None = Field(None, description="A summary for people; programs read the conditions.")

@@ -67,7 +67,7 @@ class MountSpec:
 
     @property
     def believed_s(self) -> float:
-        """For how many seconds the mount believes an answer of the storage. The kernel is told the rest of that time
+        """For how many seconds the mount trusts an answer of the storage. The kernel is told the rest of that time
         with each reply; libfuse takes one time for all replies, so with it the mount and the kernel get half each."""
         return self.metadata_ttl_s / 2 if self.transport == "libfuse" else self.metadata_ttl_s
 

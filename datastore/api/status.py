@@ -17,7 +17,7 @@ Count = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64", "mi
 
 
 class Capabilities(Part):
-    """What a directory on this backend can do, as probed on the backend itself."""
+    """The capabilities of a directory on this backend, as probed on the backend itself."""
 
     symlinks: bool | None = Field(None, description="Whether symbolic links are kept.")
     empty_dirs: bool | None = Field(None, description="Whether empty directories are kept.")
@@ -38,7 +38,7 @@ class Usage(Part):
 
 
 class MountSettings(Part):
-    """How the nodes mount it now; the PersistentVolume only says how it was when that was made."""
+    """How the nodes mount it now. The PersistentVolume only has the settings of the time when it was made."""
 
     spec: Annotated[
         dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})

@@ -1,1 +1,1 @@
-"""The backends: with them the controller makes, checks, measures and releases the places where data is kept."""
+"""The backends, with which the controller creates, checks, measures and releases the places where data is kept."""

@@ -17,7 +17,7 @@ from datastore.api.status import Capabilities
 
 
 class Owner(Enum):
-    """For which Datastore the data was made, as the ownership marker says."""
+    """The Datastore for which the data was made, according to the ownership marker."""
 
     THIS = "this Datastore"
     OTHER = "another Datastore"
@@ -55,14 +55,14 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """The result of release(). done False: something is left to do, call again. message: for people."""
+    """The result of release(). done False: something is left to do, so call again. message: for people."""
 
     done: bool
     message: str
 
 
 class Policy(Enum):
-    """What becomes of the data of a deleted Datastore."""
+    """What happens to the data of a deleted Datastore."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
@@ -104,7 +104,7 @@ class Backend(Protocol):
         ...
 
     def probe(self) -> Capabilities:
-        """Return what a directory can do, tried on the backend itself; a field is None if that was not tried."""
+        """Return the capabilities of a directory, tested on the backend itself; a field is None if not tested."""
         ...
 
     def usage(self) -> Measured | None:

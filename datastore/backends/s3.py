@@ -168,7 +168,7 @@ class S3Backend:
                 if not go_on():
                     return Released(done=False, message=f"ending unfinished uploads to {self._where()}")
                 store.abort_upload(upload.key, upload.upload_id)
-        # The marker goes last, so that after an interruption the next call still finds it and goes on.
+        # The marker is removed last, so that after an interruption the next call still finds it and continues.
         store.delete(self._marker)
         if mark.made_bucket and not self._location.prefix:
             remove_bucket(self._location)
@@ -208,6 +208,6 @@ def _pages(store: BlockingStore, prefix: str) -> Iterator[Sequence[ListedObject]
 
 
 def _count(listed: Sequence[ListedObject]) -> Measured:
-    """Count what users stored: no marker and no trial, be it of this Datastore or of another one in the same bucket."""
+    """Count only what users stored: no markers or test objects of this or another Datastore in the same bucket."""
     counted = [each for each in listed if each.key.rpartition("/")[2] != MARKER and f"/{PROBE}" not in f"/{each.key}"]
     return Measured(objects=len(counted), size_bytes=sum(each.size for each in counted))

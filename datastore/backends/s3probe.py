@@ -1,4 +1,4 @@
-"""Finds out what a directory in a bucket can do, by a few small objects with names that nobody else uses.
+"""Finds out the capabilities of a directory in a bucket, with a few small objects under names that nobody else uses.
 
 Each trial does what a mount does (docs/SEMANTICS.md): a symbolic link is an object with a longer name, an empty
 directory is an object whose key ends with '/', chmod and rename are copies on the server. Hard links and atomic renames

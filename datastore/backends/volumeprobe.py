@@ -1,4 +1,4 @@
-"""Finds out what a mounted volume can do, and how much is on it: `python -m datastore.backends.volumeprobe DIR`.
+"""Finds out the capabilities and the usage of a mounted volume: `python -m datastore.backends.volumeprobe DIR`.
 
 It runs in a pod, tries each operation in a new directory, which it removes, and writes the result as one JSON object
 into the container's termination message, which the controller can read without the right to read logs.

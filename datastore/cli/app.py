@@ -1,4 +1,4 @@
-"""All verbs, and the one place where an error becomes a line and an exit code."""
+"""All verbs, and the only place where an error becomes a line and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mount did between two looks at its counters, which are those of `status -o json`. Pure."""
+"""What a mount did between two readings of its counters, which are those of `status -o json`. Pure."""
 
 from __future__ import annotations
 

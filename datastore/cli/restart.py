@@ -1,4 +1,4 @@
-"""`datastore restart DIR|NAME`: replace the server of a live mount, e.g. after an upgrade; open files go on."""
+"""`datastore restart DIR|NAME`: replace the server of a live mount, e.g. after an upgrade; open files keep working."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
 
     Return RUN_UNSYNCED when an upload or unmount failed, else DETACHED when a directory is still used, else OK.
     """
-    # Signals that came before are not meant for the unmounting; later ones are.
+    # Signals that came before are not meant for the unmount; later ones are.
     while watch.take() is not None:
         pass
     ended = ExitCode.OK
@@ -155,8 +155,7 @@ def unmount_all(records: list[MountRecord], watch: SignalWatch) -> ExitCode:
 
 
 def _force(record: MountRecord) -> None:
-    """Unmount by force after a failure, so that no mount is left; what is not uploaded is kept on disk, or told
-    as lost."""
+    """Unmount by force after a failure, so that no mount is left; unsent data is kept on disk, or reported as lost."""
     if not (record.pids or mounttable.mounted_at(record.mountpoint)):
         return
     try:

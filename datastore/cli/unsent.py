@@ -127,7 +127,7 @@ def _save(record: MountRecord, directory: Path) -> None:
 
 
 def _note_none(record: MountRecord) -> None:
-    """Say why nothing is listed: all is uploaded, or the mount's server has it only in memory."""
+    """Say why nothing is listed: everything is uploaded, or the mount's server has it only in memory."""
     if kept := unmounting.in_memory(record):
         note(
             f"nothing of {record.name} is kept on disk; what programs wrote and the server has not stored, the mount's"
@@ -163,7 +163,7 @@ def _discard(record: MountRecord, path: str) -> None:
 
 
 def _undecided(record: MountRecord, path: str) -> DatastoreError:
-    """Return the error of a discard that the server has not done in time: it does not drop what is just being sent."""
+    """Return the error of a discard that was not done in time: the server does not drop a file that is being sent."""
     try:
         silent = storage_words(controlclient.status(record.state_dir))
     except controlclient.NotAnswering:

@@ -45,7 +45,7 @@ UNFINISHED, PROBE, DELETED, ARCHIVED, CLIENTS = ".new_", ".datastore.probe-", ".
 MARK = "owner.json"
 COMMAND_S = 6.0
 LEFT_S = 1.5
-"""How much of a request's time the removal of files leaves for the rest; the wait for the lock leaves twice as much."""
+"""How much of a request's time removing files leaves for the rest; waiting for the lock leaves twice as much."""
 BLOCK = 4096
 FEWEST_FILES = 65536
 """The quota allows this many files and one more for each block: empty files take no block, so they need a limit too."""

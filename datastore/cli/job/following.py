@@ -33,7 +33,7 @@ class Detached(Exception):
 
 def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
     """Show a job until it has finished or is suspended, and return its state then. Errors: Detached; DatastoreError.
-    A log that can't be read is told, and does not end this."""
+    A log that can't be read is reported, and does not end this."""
     lines: queue.Queue[LogLine | None] = queue.Queue(_QUEUE)
     threading.Thread(target=_read, args=(driver, name, namespace, lines), daemon=True).start()
     before: dict[str, State] = {}
@@ -113,7 +113,7 @@ def _print(lines: queue.Queue[LogLine | None], wait: bool = False) -> bool:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[Observed], None]]:
-    """Yield a function that shows progress as a terminal's last line; elsewhere it notes what the job says anew."""
+    """Yield a function that shows progress as a terminal's last line; elsewhere it prints new messages of the job."""
     if not (sys.stderr.isatty() and sys.stdout.isatty()):
         told = ""
 

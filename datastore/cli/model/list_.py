@@ -65,7 +65,7 @@ def _versions(models: Models, name: str) -> list[dict[str, Any]]:
 
 
 def _aliases(models: Models, name: str) -> dict[str, int]:
-    """Return the aliases of a model, 0 for one that is damaged; say how to mend that."""
+    """Return the aliases of a model, 0 for a damaged one; say how to repair it."""
     aliases = models.aliases(name)
     for alias in [alias for alias, at in aliases.items() if not at]:
         note(

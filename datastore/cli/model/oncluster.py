@@ -91,15 +91,15 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
 
 
 def _parted(model: Mapping[str, Any], alias: str) -> tuple[list[Any], list[Any]]:
-    """Return what a Model lists of the other aliases, and what of this one."""
+    """Return the other aliases that a Model lists, and this one."""
     listed = model["spec"].get("aliases") or ()
     return [each for each in listed if each["name"] != alias], [each for each in listed if each["name"] == alias]
 
 
 def _list(client: KubeClient, found: Mapping[str, Any], alias: str, aliases: Sequence[Mapping[str, Any]]) -> None:
-    """Set spec.aliases of the Model that was read as `found`, without undoing what another client changes meanwhile.
+    """Set spec.aliases of the Model that was read as `found`, without undoing concurrent changes of other clients.
 
-    The controller may write the status at any time: then the change is tried again. Errors: Conflict.
+    The controller may write the status at any time; then the change is retried. Errors: Conflict.
     """
     about, tries = found["metadata"], TRIES
     while True:
@@ -184,7 +184,7 @@ def _moved(client: KubeClient, model: str, alias: str, number: int, before: Sequ
             current = told.get("observedGeneration") == found["metadata"]["generation"]
             why = str(told.get("message", ""))
             if current and told.get("status") == "False" and told["reason"] in ("ModelNotFound", "ModelError"):
-                with suppress(Conflict):  # another client has changed it meanwhile
+                with suppress(Conflict):  # another client has changed it in the meantime
                     _list(client, found, alias, [*_parted(found, alias)[0], *before])
                 break
             time.sleep(POLL_S)
@@ -220,7 +220,7 @@ def _followed(client: KubeClient, kind: str, resource: Resource, name: str, prog
 
 
 def _tell(progress: Progress, said: Mapping[str, Any], told: tuple[str, int, int]) -> tuple[str, int, int]:
-    """Count what came since the last look. told: phase, files and bytes of that look; the new ones are returned."""
+    """Count the progress since the last call. told: phase, files and bytes of that call; the new ones are returned."""
     if not said:
         return told
     phase, files, size_bytes = told

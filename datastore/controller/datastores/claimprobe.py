@@ -1,6 +1,6 @@
-"""Finds out what the volume behind a `claim` Datastore can do, by a pod that mounts the volume for a moment.
+"""Finds out the capabilities of a `claim` Datastore's volume, with a pod that mounts the volume for a moment.
 
-The user has to ask for this by `spec.claim.probe`, and the administrator has to allow it by --probe-claims and the RBAC
+The user requests this with `spec.claim.probe`, and the administrator must allow it with --probe-claims and the RBAC
 rules of manifests/claim-probe. Each volume is probed by one pod, once: the result stays in the Datastore's status. The
 pod runs on the node of a pod that uses the claim, if any, is owned by the Datastore, ends within a minute, and is
 deleted. Where root is refused (Pod Security "restricted", or another policy), it runs as the user of that other pod.
@@ -49,7 +49,7 @@ _ROOT: Raw = {"runAsUser": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """The outcome of a step. wait_s: seconds until the next step is due; event: what to record about the Datastore."""
+    """The outcome of a step. wait_s: seconds until the next step is due; event: the Event for the Datastore."""
 
     capabilities: Capabilities | None = None
     measured: Measured | None = None
@@ -58,7 +58,7 @@ class Tried:
 
 
 class ClaimProbe:
-    """Probes volumes step by step. Level-triggered: each step goes by the present state. clock: monotonic seconds."""
+    """Probes volumes step by step. Level-triggered: each step uses the present state. clock: monotonic seconds."""
 
     def __init__(self, client: Client, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -32,7 +32,7 @@ LATE_LOOKS = 3
 YOUNG_S = 5.0
 NUDGE = timedelta(seconds=1)
 RESYNC = timedelta(seconds=15)
-"""The period in which Kubernetes looks at every claim and volume by itself."""
+"""The period in which Kubernetes checks every claim and volume by itself."""
 SAMPLE_S = 3600.0
 RESIZE_PENDING = "FileSystemResizePending"
 RESIZE = timedelta(seconds=20)
@@ -41,7 +41,7 @@ RESIZE = timedelta(seconds=20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a look at the backend found. error: None when it works; source: what a mount shows, without credentials."""
+    """The result of a backend check. error: None when it works; source: what a mount shows, without credentials."""
 
     error: DatastoreError | None = None
     source: Source | None = None
@@ -52,10 +52,10 @@ class Facts:
 
 
 def believed(before: Facts | None, found: Facts, failures: int, *, exported: bool) -> Facts:
-    """Return the facts to go by after a look: `found`, or those of `before` if an NFS server is only late or starting.
+    """Return the facts to use after a check: `found`, or `before` if an NFS server is only late or starting.
 
-    `before` stays only if it has no error and fewer than LATE_LOOKS looks in a row failed. failures: those before this
-    look.
+    `before` stays only if it has no error and fewer than LATE_LOOKS checks in a row failed. failures: those before this
+    check.
     """
     worked = before is not None and before.error is None
     late = exported and isinstance(found.error, DeadlineExceeded | ServerStarting)
@@ -86,7 +86,7 @@ class Plan:
     finalizer: bool | None = None
     """True: put the controller's finalizer on the Datastore."""
     look: bool = False
-    """Look at the backend first, then decide again."""
+    """Check the backend first, then decide again."""
     unless_claimed: JSON | None = None
     """If the API server turns out to have this claim, do nothing more of this plan, and decide again."""
     claim_status: JSON = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     again: bool = False
     soon: bool = False
-    """Kubernetes is at work on something: its watch event, or else a short time, brings the next step."""
+    """Kubernetes is working on something: its watch event, or else a short timer, brings the next step."""
     ready: bool = False
 
 
@@ -182,7 +182,7 @@ def _larger_claim(observed: Observed, claim: Raw, effective: EffectiveSpec) -> s
 
 
 def _growth(claim: Raw, volume: Raw | None, now: str) -> Plan | None:
-    """Plan what the claim's status has to say of a volume of ours whose size differs; None if there is nothing to say.
+    """Plan the claim's status for a volume of ours whose size differs; None if nothing has to change.
 
     The volume's capacity is what its backend has by now. The kubelet of a node with a pod that uses the claim sees the
     difference, tells the node's driver and updates the claim's status; without such a pod the controller does, after
@@ -255,7 +255,7 @@ def _new_claim(observed: Observed, claim: JSON, volume: JSON | None) -> Plan:
 
 
 def _half_bound(here: Raw, volume: Raw | None, claim: JSON, now: str) -> Plan | None:
-    """Plan a change of the claim, to make Kubernetes go on when it has bound the volume but not yet the claim; or None.
+    """Plan a change of the claim that makes Kubernetes continue when it has bound only the volume so far; or None.
 
     Two workers of Kubernetes race for the volume's status: when the one that binds loses, it tries again after RESYNC,
     or when the claim changes (kubernetes, pkg/controller/volume/persistentvolume). So change the claim, at most once in
@@ -268,7 +268,7 @@ def _half_bound(here: Raw, volume: Raw | None, claim: JSON, now: str) -> Plan | 
 
 
 def _remade(claim: Raw, volume: Raw | None, now: str) -> bool:
-    """Whether a claim is Lost only until Kubernetes looks at it again, since its volume was just made anew."""
+    """Whether a claim is Lost only until Kubernetes checks it again, because its volume was just recreated."""
     if volume is None or "creationTimestamp" not in volume["metadata"]:
         return False
     return _holds_on(volume, claim) and _age(volume["metadata"]["creationTimestamp"], now) < RESYNC
@@ -391,7 +391,7 @@ def _findings(observed: Observed, provisioned: Finding, was: Sequence[Raw]) -> l
     credentials = _credentials(observed, was)
     if error is not None:
         reason, message = reason_of(error), message_of(error)
-        # What worked once and does not now is degraded; what never worked is just not ready.
+        # A Datastore that worked before and does not now is degraded; one that never worked is just not ready.
         worked = any(each.get("type") == "Provisioned" and each.get("status") == "True" for each in was)
         ready = Finding(type="Ready", status="False", reason=reason, message=message)
         if worked:

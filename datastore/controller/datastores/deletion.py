@@ -1,11 +1,11 @@
 """Decides the steps of a deletion: claim, volume, data, finalizer, in this order. Pure and level-triggered.
 
-Kubernetes keeps the claim while a pod uses it: so the data waits for the pods without a race. Pods with inline volumes
-that name the Datastore are waited for as well: nodes mount no such volume for a new pod once the Datastore is being
-deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's ownership
-marker names this Datastore. A failing removal is tried again until it works or the user removes the finalizer; it is
-given up, with an Event, if the backend was never reached, or after a time in a namespace that is being deleted. Without
-its StorageClass an own export can't be found, so it is waited for like a removal that fails.
+Kubernetes keeps the claim while a pod uses it: so the data waits for the pods without a race. The deletion also waits
+for pods with inline volumes that name the Datastore: nodes mount no such volume for a new pod once the Datastore is
+being deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's
+ownership marker names this Datastore. A failing removal is retried until it works or the user removes the finalizer. It
+is given up, with an Event, if the backend was never reached, or after some time in a namespace that is being deleted.
+Without its StorageClass, a Datastore's own export can't be found; the deletion then waits as for a failing removal.
 """
 
 from __future__ import annotations

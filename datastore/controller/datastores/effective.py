@@ -1,4 +1,4 @@
-"""Merges a Datastore with its StorageClass into what is really asked for: the effective spec and the Secret. Pure.
+"""Merges a Datastore with its StorageClass into the effective spec and the Secret. Pure.
 
 A class holds the administrator's choices in `parameters`; docs/reference/storageclass.md lists them. What a class names
 (a Secret in the administrator's namespace, a bucket) is never mixed with what a user names: a Datastore has either a

@@ -75,7 +75,7 @@ class Informers:
         self._wake(key)
 
     def _claim(self, event: Raw) -> None:
-        """Take in an event of a claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
+        """Handle an event of a claim: ours, one that a Datastore wraps, or a plain one of a class of ours."""
         if self.claims.repeats(event):
             return
         key = self.claims.take(event)
@@ -92,7 +92,7 @@ class Informers:
             self._wake(self._wrappers[key])
 
     def _volume(self, event: Raw) -> None:
-        """Take in an event of a volume of ours, unless its Datastore's namespace is one that we don't serve."""
+        """Handle an event of a volume of ours, unless its Datastore is in a namespace that we don't serve."""
         owner = owner_of(event["object"])
         if owner is not None and not self._serves(owner[0]):
             return
@@ -103,7 +103,7 @@ class Informers:
             self._wake(owner)
 
     def _class(self, event: Raw) -> None:
-        """Take in an event of a class; wake its Datastores, which may differ now, and claims, which may have waited."""
+        """Handle an event of a class; wake its Datastores, which may differ now, and claims, which may have waited."""
         if self.classes.repeats(event):
             return
         _, name = self.classes.take(event)

@@ -1,6 +1,6 @@
 """Provisions plain PersistentVolumeClaims of our StorageClasses: each gets a Datastore of its name that does the rest.
 
-No provisioner sidecar is needed, and a user who wrote only a claim sees in the Datastore what became of it.
+No provisioner sidecar is needed, and a user who wrote only a claim sees its state in the Datastore.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SELECTED_NODE = "volume.kubernetes.io/selected-node"
 def refusal(claim: Raw) -> str:
     """Say why a claim can't have what it asks for, and what to write instead; '' when it can. Its spec is immutable."""
     spec = claim["spec"]
-    if spec.get("dataSource") or spec.get("dataSourceRef"):  # the API server makes one of the other
+    if spec.get("dataSource") or spec.get("dataSourceRef"):  # the API server sets one from the other
         return (
             "spec.dataSource, spec.dataSourceRef: a volume of this class begins empty, and is made from no snapshot and"
             " no other claim; leave them out, and copy the files in a pod"

@@ -1,7 +1,7 @@
-"""Looks at the storage: reads the Secret, then calls the backend in threads, with clients that Datastores share.
+"""Checks the storage: reads the Secret, then calls the backend in threads, with clients that Datastores share.
 
-Storage may be slow, silent or hostile, so its calls run in a thread pool of their own and never occupy a worker of the
-controller, and the caller gives up a look that runs for longer than LOOK_S. Each namespace has a few threads at a time
+Storage may be slow, silent or hostile, so its calls run in their own thread pool and never occupy a worker of the
+controller, and the caller gives up a check that runs for longer than LOOK_S. Each namespace has a few threads at a time
 and no more, so that a server that does not answer delays only its own namespace.
 """
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 10.0
 THREADS = 64
 THREADS_EACH = 8
-"""Threads of one namespace at a time. A thread whose look was given up counts until it really ends."""
+"""Threads of one namespace at a time. A thread whose check was given up counts until it really ends."""
 SECRET_S = 3.0
 PROBED_S = 3600.0
 DOWN_S = 2.0
@@ -147,7 +147,7 @@ class BackendProber:
         self._hosts.close()
 
     async def look(self, effective: EffectiveSpec, fence: Callable[[], None], *, made: bool) -> Facts:
-        """Make the place in the storage and look at it; a storage error is part of the answer. made: see Opening.
+        """Create the place in the storage and check it; a storage error is part of the answer. made: see Opening.
 
         fence: raises LeaseLost. Errors: LeaseLost; Unavailable when the API server does not show the Secret.
         """
@@ -191,7 +191,7 @@ class BackendProber:
             backend, _ = self._open(effective, await self._secret(effective))
             return await self._counters.run(effective.namespace, backend.usage, self._settings.usage_s)
         except (DatastoreError, Unavailable):
-            # The next look at the backend says what is wrong.
+            # The next check of the backend says what is wrong.
             return None
 
     async def release(self, effective: EffectiveSpec, policy: Policy, fence: Callable[[], None]) -> Released:
@@ -218,7 +218,7 @@ class BackendProber:
         return await self._threads.run(effective.namespace, work, self._settings.release_s + LOOK_S)
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a Datastore that is gone."""
+        """Drop the cached state of a deleted Datastore."""
         self._reached.pop(uid, None)
         self._counted.drop(uid)
 
@@ -252,7 +252,7 @@ class BackendProber:
     def _capabilities(self, effective: EffectiveSpec, backend: Backend, server: Hashable) -> Capabilities | None:
         """Return what a directory on the server can do, tried once in PROBED_S; None if it can't be tried. Blocks."""
         if server is None:
-            # The controller can't try this storage itself; for claims see claimprobe.py.
+            # The controller can't test this storage itself; for claims see claimprobe.py.
             return None
         key = (server, effective.spec.read_only)
         found = self._probed.get(key)

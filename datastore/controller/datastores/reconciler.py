@@ -46,15 +46,15 @@ STEPS_MAX = 12
 PATIENCE_S = 3.0
 """A claim that is being deleted for longer is probably in use; then its pods are listed and named in the status."""
 STARTING_S = 5.0
-"""The most seconds between looks at a server that was made for a Datastore and is starting."""
+"""The most seconds between checks of a server that was made for a Datastore and is starting."""
 DOUBT_S = 10.0
 """After this time a deletion also reads claim and volume from the API server, not only from the watch."""
 SETTLE_S = 1.0
-"""Seconds until the next step of what waits for Kubernetes (binding, pods), unless a watch event comes earlier."""
+"""Seconds until the next step when waiting for Kubernetes (binding, pods), unless a watch event comes earlier."""
 NOW_S = 0.0
 NEVER = None
 AGAIN = -1.0
-"""What a step returns when another step has to follow at once."""
+"""The result of a step when another step has to follow at once."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Reconciler:
         return counted
 
     def renewed(self, secret: SecretRef) -> frozenset[Key]:
-        """Make the Datastores that use this Secret due for a look, as it came, changed or went; return their keys."""
+        """Make the Datastores that use this created, changed or deleted Secret due for a check; return their keys."""
         self._prober.forget_secret(secret)
         keys = self._uses.of(secret)
         for known in (self._known[key] for key in keys if key in self._known):
@@ -131,7 +131,7 @@ class Reconciler:
         return keys
 
     def nodes_changed(self) -> list[Key]:
-        """Make the Datastores whose clients are the cluster's nodes due for a look; return their keys."""
+        """Make the Datastores whose clients are the cluster's nodes due for a check; return their keys."""
         keys = []
         for key, known in self._known.items():
             if known.spec is not None and known.spec.kind.needs_nodes(known.spec.parameters):
@@ -214,7 +214,7 @@ class Reconciler:
         renewals = known.renewals
         facts = await self._prober.look(effective, self._fence, made=made)
         if known.spec != effective:
-            return  # it was edited during the look, and another look follows
+            return  # it was edited during the check, and another check follows
         known.facts = believed(known.facts, facts, known.failures, exported=effective.kind.exported)
         if facts.error is None:
             known.failures, wait_s = 0, self._settings.check_s
@@ -225,7 +225,7 @@ class Reconciler:
                 wait_s = min(wait_s, STARTING_S)
             known.failures += 1
         if known.renewals != renewals:
-            # The keys or the clients changed while the old ones were tried.
+            # The keys or the clients changed while the old ones were being used.
             wait_s = NOW_S
         known.look_at = time.monotonic() + wait_s * random.uniform(0.9, 1.1)  # noqa: S311  (spreads, hides nothing)
 
@@ -269,7 +269,7 @@ class Reconciler:
         await self._actor.tell(body, plan.status, plan.events)
 
     async def _replace(self, wanted: Raw) -> None:
-        """Make a volume anew that somebody deleted. The data is not touched: only a Datastore's deletion does that."""
+        """Recreate a volume that somebody deleted. The data is not touched: only a Datastore's deletion does that."""
         name = wanted["metadata"]["name"]
         here = self._informers.volumes.get(("", name))
         if here is not None:

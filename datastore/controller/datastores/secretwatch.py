@@ -1,8 +1,8 @@
 """Notices within a second that a Secret in use has changed or is gone, by the metadata of Secrets alone.
 
 Only the versions of Secrets in use are remembered. Each watch begins with all Secrets that exist, so a change between
-two watches is seen as well. The watch's first bookmark follows them, within a minute: what they lack is gone. Only the
-event loop may call this.
+two watches is seen as well. The watch's first bookmark follows them, within a minute: Secrets that they lack are gone.
+Only the event loop may call this.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SecretWatch:
                     unseen.discard(_reference(metadata))
 
     def saw(self, kind: str, metadata: Raw) -> None:
-        """Take in one event. kind: ADDED, MODIFIED or DELETED."""
+        """Handle one event. kind: ADDED, MODIFIED or DELETED."""
         ref = _reference(metadata)
         if not self._uses.of(ref):
             return

@@ -29,6 +29,6 @@ class Settings(RuntimeSettings):
     policy: EndpointPolicy = field(default_factory=EndpointPolicy)
     """Which servers users may name in a spec, and which addresses may be connected to. See api/endpoints.py."""
     probe_claims: bool = False
-    """Whether pods may be made that try what a volume of another driver can do, for Datastores that ask for it."""
+    """Whether pods may be created that test another driver's volumes, for Datastores that request it."""
     probe_image: str = ""
     """The image of these pods; empty: that of the controller's own pod."""

@@ -1,1 +1,1 @@
-"""The controller of Models, ModelVersions and ModelExports: it runs Jobs, and makes a volume of a version."""
+"""The controller of Models, ModelVersions and ModelExports: it runs Jobs, and shows versions as volumes."""

@@ -33,12 +33,12 @@ from datastore.units import format_size
 Raw = Mapping[str, Any]
 
 REFUSED = "Refused"
-"""Reason of what waits because the cluster does not accept an object that it needs, such as because of a quota."""
+"""The reason when the cluster does not accept a needed object, for example because of a quota."""
 SAVED, SAME = "Saved", "SameBytes"
 """Reasons of Ready=True: the ModelVersion's own save made the version, or the store had these bytes already."""
 MESSAGE_MAX = 2000
 DELETE_AGAIN = timedelta(seconds=60)
-"""How long after a deletion that failed, as by an alias, another Job tries it."""
+"""How long after a failed deletion (for example, an alias names the version) another Job retries it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def _moved(model: Raw, version: ModelVersion) -> list[str]:
 
 
 def _ended(seen: Observed, version: ModelVersion) -> Plan:
-    """Report the Job's version, or its final failure."""
+    """Report the version that the Job made, or the Job's final failure."""
     assert seen.job is not None, "asked only then"
     said = dict(seen.answer or {})
     if ended(seen.job) == "Complete" and "version" not in said:
@@ -200,7 +200,7 @@ def _ended(seen: Observed, version: ModelVersion) -> Plan:
 
 
 def _shown(seen: Observed, version: ModelVersion) -> Plan:
-    """Make the volume and the claim of a saved version, also again when somebody has deleted them."""
+    """Make the volume and the claim of a saved version, and recreate them when somebody has deleted them."""
     body, metadata = seen.version, seen.version["metadata"]
     if seen.claim is not None and (seen.claim["metadata"].get("labels") or {}).get(OWNED_BY) != metadata["uid"]:
         text = f"a claim {metadata['name']} is there already and not ours, so the version has none"

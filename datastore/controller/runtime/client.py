@@ -58,7 +58,7 @@ class ApiError(Exception):
 
     @property
     def refusal(self) -> str:
-        """What to tell if a person has to change something: a quota, a limit, a policy, or the object; else ''."""
+        """The message if a person has to change something: a quota, a limit, a policy, or the object; else ''."""
         if self.status not in (400, 403, 422) or self.namespace_ends:
             return ""
         return f"the cluster does not accept what is needed, and is asked again: {self}"
@@ -113,7 +113,7 @@ class Client:
         *,
         limit: int = PAGE,
     ) -> AsyncGenerator[tuple[Sequence[dict[str, Any]], str], None]:
-        """Yield the objects page by page, each page with the version of the list, from which a watch can go on."""
+        """Yield the objects page by page, each page with the version of the list, from which a watch can continue."""
         query = {"limit": str(limit), "fieldSelector": field_selector, "labelSelector": label_selector, "continue": ""}
         while True:
             given = {name: text for name, text in query.items() if text}

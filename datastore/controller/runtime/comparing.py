@@ -1,4 +1,4 @@
-"""Whether an object of the cluster is as it should be. Pure."""
+"""Compares an object of the cluster with the wanted one. Pure."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ _PASSING = frozenset({"WaitingForBinding", "VolumeReplacing", "WaitingForBackend
 def _is_bad(finding: Finding, was: tuple[Any, Any] | None) -> bool:
     """Return whether people have to do something. was: status and reason before."""
     if finding.type == "Progressing":
-        return False  # what hinders it is told by Ready and Degraded
+        return False  # Ready and Degraded say what prevents it
     if finding.reason == "Rolling" and (was is None or was[0] != "True"):
         return False  # the first pods start
     return finding.status == ("True" if finding.type == "Degraded" else "False") and finding.reason not in _PASSING

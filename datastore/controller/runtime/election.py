@@ -6,7 +6,7 @@ so that clocks need not agree. Since RENEW_S < LEASE_S, the holder has stopped b
 the holder was paused: check() counts from the time at which the last successful renewal was begun.
 
 The Lease is watched too, and its renewals have to come back by the watch, which proves that the watch is alive: a
-replica that works by a dead watch and looks healthy is worse than none. Only the event loop may call this.
+replica that works with a dead watch and looks healthy is worse than none. Only the event loop may call this.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Election:
         return now - self._answered_at < ECHO_S and now - self._echoed_at < ECHO_S
 
     def echoed(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the watch of the Lease."""
+        """Handle an event of the Lease's watch."""
         metadata = event["object"]["metadata"]
         if (metadata["namespace"], metadata["name"]) == (self.namespace, self.name):
             self._echoed_at = self._clock()
             LAST_ECHO.set_to_current_time()
 
     async def run(self) -> None:
-        """Hold the Lease, or wait for it, for ever."""
+        """Hold the Lease, or wait for it, forever."""
         while True:
             try:
                 await self._step()

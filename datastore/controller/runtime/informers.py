@@ -1,4 +1,4 @@
-"""Informer stores: what the watches showed of each kind. For one event loop, without locks.
+"""Informer stores: the objects of each kind that the watches have shown. For one event loop, without locks.
 
 Bodies are kept without managedFields, which are half of an object. An older version never replaces a newer one, because
 the watch may show an older version after the answer to a write of ours.
@@ -59,7 +59,7 @@ class InformerStore:
         return event["type"] is None and before is not None and _identity(before) == _identity(event["object"])
 
     def take(self, event: Raw) -> Key:
-        """Take in an event of a watch; return the key of its object."""
+        """Store the object of a watch event; return its key."""
         body = event["object"]
         key = key_of(body)
         if event["type"] == "DELETED":
@@ -69,7 +69,7 @@ class InformerStore:
         return key
 
     def put(self, body: Raw) -> None:
-        """Take in a version of an object, unless a newer one is known or the object is known to be gone."""
+        """Store a version of an object, unless a newer one is known or the object is known to be gone."""
         metadata = body["metadata"]
         if metadata["uid"] in self._gone:
             # The answer to a request of ours came after the watch had shown the deletion.

@@ -2,7 +2,7 @@
 
 decide() knows nothing of earlier calls. What must not be forgotten is written into the object before it is acted on:
 how the job ended (condition Succeeded or Failed) before anything is freed, and how often all replicas were restarted
-(status.restarts) before the old Jobs are deleted. So a controller that is killed at any point goes on where it was.
+(status.restarts) before the old Jobs are deleted. So a controller that is killed at any point continues where it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Reasons of Running: the pods that had no node have one now; a replica has starte
 REFUSED = "Refused"
 """Reason of Saved=False: the cluster will never accept the job's ModelVersion."""
 CAPACITY_S = 15.0
-"""How soon a gang is looked at again that waits for room, or whose replicas are starting."""
+"""How soon a gang is checked again that waits for room, or whose replicas are starting."""
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 """Bounds of the wait after a gang's start failed; the wait is half of the age that its Jobs had then."""
 SCHEDULERS = ("kueue.x-k8s.io/queue-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name")

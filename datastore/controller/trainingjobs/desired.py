@@ -327,7 +327,7 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
         "metadata": about,
         "spec": {
             "backoffLimit": BOARD_RETRIES,
-            # A TensorBoard that a user asked for and forgot is ended after this time.
+            # A TensorBoard that a user requested and forgot is ended after this time.
             **({"activeDeadlineSeconds": BOARD_S} if board.wish else {}),
             "template": {
                 "metadata": {

@@ -12,7 +12,7 @@ OVERLAYS: tuple[Overlay, ...] = get_args(Overlay)
 
 
 def template_of(spec: TrainingJobSpec, role: str) -> PodTemplate:
-    """Return the template of a role: fields of its own replace those of spec.template."""
+    """Return the template of a role: its own fields replace those of spec.template."""
     common, own = spec.template, role_of(spec, role).template
     if common is None or own is None:
         return own or common or PodTemplate.model_validate({})

@@ -1,4 +1,4 @@
-"""The loop around decide(): observe, decide, act, again. All that it remembers is found out again after a restart."""
+"""The loop around decide(): observe, decide, act, repeat. Everything that it remembers is found after a restart."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Reconciler:
             await self._create(uid, made)
 
     async def _make_board(self, body: Raw, wanted: Raw, known: _Known) -> None:
-        """Make the Job of a TensorBoard; if the cluster refuses it, report that, and let the training go on."""
+        """Make the Job of a TensorBoard; if the cluster refuses it, report that, and let the training continue."""
         try:
             await self._create(known.uid, wanted)
         except _Refused as error:

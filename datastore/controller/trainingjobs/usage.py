@@ -1,8 +1,8 @@
 """Copies what the replicas of TrainingJobs use from the node plugins' reports to an object that a job's owner may read.
 
 A node plugin reports on all pods of its node, of all tenants, in one ConfigMap of our own namespace (csi/podusage.py).
-Here the figures of a job's own pods are written into the job's ConfigMap of evidence, while it runs and for the last
-time some seconds after it was freed, when its nodes have sent the last figures.
+This module writes the figures of a job's own pods into the job's ConfigMap of evidence, while the job runs and for the
+last time some seconds after it was freed, when its nodes have sent the last figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UsageCollector:
         self._informers = informers
         self._namespace = namespace
         self._newest: dict[Key, tuple[str, Used]] = {}
-        """For each job that is being looked at: its uid, and the figures in its ConfigMap."""
+        """For each job that is being handled: its uid, and the figures in its ConfigMap."""
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def run(self, leading: Callable[[], bool]) -> None:
