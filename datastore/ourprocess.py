@@ -1,4 +1,4 @@
-"""Starts processes that talk to this one over a socketpair, ends them, and tells when a dead one is started again.
+"""Starts and ends processes that talk to this one over a socketpair, and decides when to restart a dead one.
 
 The module imports little, because the first process is started before anything else is imported.
 """
@@ -17,7 +17,7 @@ from socket import socket, socketpair
 KILLED_TIMEOUT_S = 10.0
 """How long a killed process is waited for: the kernel may hold one of its threads."""
 STABLE_S = 0.3
-"""A process that ran longer is started again at once: a process that dies of its first requests does so sooner."""
+"""A process that ran longer is restarted at once: a process that dies of its first requests does so sooner."""
 QUICK_ENDS = 3
 """How many processes in a row that ran shorter are replaced at once too; then there are pauses, each twice the last."""
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
@@ -91,7 +91,7 @@ def last_words(said: bytes) -> str:
 
 
 class Backoff:
-    """How soon a process that ended is started again. stable_s: a process that ran longer started well."""
+    """How soon an ended process is restarted. stable_s: a process that ran longer started well."""
 
     def __init__(self, stable_s: float = STABLE_S) -> None:
         self._stable_s = stable_s

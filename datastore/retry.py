@@ -23,13 +23,13 @@ class Call:
     def waiting_since(self, now: float, answered_at: float) -> float:
         """Return when the budget of a request that is made now began. answered_at: the store's last answer to any
         call. The budget began with the call, or with that answer if it came later: time in which the store answered
-        does not count. If the call's latest request failed, that request's budget goes on."""
+        does not count. If the call's latest request failed, that request's budget continues."""
         since = min(now, max(self.began, answered_at))
         return since if self.failing_since is None else min(since, self.failing_since)
 
 
 class Work(Protocol):
-    """Something that a thread does, such as a task of the mount's loop."""
+    """A unit of work of a thread, such as a task of the mount's loop."""
 
     @property
     def call(self) -> Call | None:

@@ -1,4 +1,4 @@
-"""A string that is not shown by accident."""
+"""A string that is never shown by accident."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A document is replaced under a lock: the symlink `.NAME.lock`, whose creation is
 token and the owning process. The new content is written to `.NAME.TOKEN.tmp`, the present content is compared, and
 rename(2) replaces it. A process that dies in between leaves the lock. Another writer breaks the lock at once when it
 sees that the owner is dead, otherwise after STALE_S by the clock of the file system. It first removes the owner's
-temporary file, so that an owner that was only suspended can't rename any more.
+temporary file, so that an owner that was only suspended can no longer rename it.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class DirectoryStorage:
 
 
 def _break(lock: Path, at: Path, dead: str, token: str) -> None:
-    """Remove a dead owner's lock. A writer that has it by now loses its temporary file, and has to try again."""
+    """Remove a dead owner's lock. A writer that has it by now loses its temporary file, and has to retry."""
     at.with_name(f".{at.name}.{dead}{_TEMPORARY}").unlink(missing_ok=True)
     broken = lock.with_name(f".{at.name}.{token}{_BROKEN}")
     os.rename(lock, broken)
@@ -253,7 +253,7 @@ def _is_left_over(at: Path) -> bool:
 
 
 def _renamed(fresh: Path, at: Path) -> bool:
-    """Rename a file; return False when another writer took this one for dead and removed the file."""
+    """Rename a file; return False when another writer considered this one dead and removed the file."""
     try:
         os.rename(fresh, at)
     except FileNotFoundError:
@@ -334,7 +334,7 @@ class DirectoryTree:
             return list(self._below(""))
 
     def read(self, node: Node, start: int, stop: int) -> Piece:
-        """See Tree. Each chunk opens the file anew, since a scan may find more files than a process can have open."""
+        """See Tree. Each chunk opens the file again, as a scan may find more files than a process can have open."""
         path = self._root / (node.at or node.path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -449,7 +449,7 @@ class DirectoryTree:
         return self._outside(path, target) or Node(path, "symlink", target=target)
 
     def _outside(self, path: str, target: str) -> Node | None:
-        """Return the file that stands in for a link out of the tree; None: the link stays inside, or isn't checked."""
+        """Return the file that replaces a link out of the tree; None: the link stays inside, or isn't checked."""
         if self._within is None or leads_inside(path, target):
             return None
         link = self._root / path

@@ -49,4 +49,4 @@ class SourceChanged(ModelError):
 
 
 class SaveLost(ModelError):
-    """The save can't become a version any more: it was taken for dead, or asked to stop."""
+    """The save can't become a version any more: it was considered dead, or asked to stop."""

@@ -41,7 +41,7 @@ class Exported:
         ]
 
     def begin(self) -> None:
-        """Tell the progress that the reading begins."""
+        """Tell the progress that reading begins."""
         self.progress.begin("reading", self.manifest.files, self.manifest.size_bytes)
 
     def contents(self, transfer: Transfer, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Iterator[Body]]]:
@@ -57,7 +57,7 @@ class Exported:
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
     """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made.
 
-    What is written is kept, hidden beside the place, only if another attempt may go on with it.
+    What is written is kept, hidden beside the place, only if another attempt may continue it.
     """
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
@@ -72,7 +72,7 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
     except Exception as error:
         resumes = error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
         if not resumes:
-            with suppress(StoreError):  # the first error is the one to tell
+            with suppress(StoreError):  # report the first error
                 target.remove()
         raise
     return exported.manifest
@@ -126,7 +126,7 @@ def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None,
             if entry.kind == "directory":
                 target.make(entry, bare=entry.path not in filled)
         transfer.each(list(nodes.values()), bring)
-        for entry in entries:  # links come last, so that nothing is ever written through a link
+        for entry in entries:  # links are made last, so that nothing is ever written through a link
             if entry.kind == "symlink" and entry.path not in there:
                 target.make(entry, bare=False)
 
@@ -171,7 +171,7 @@ def export_tar(models: Models, model: str, number: int, out: Out, progress: Prog
 
 
 class Out(Protocol):
-    """What an archive is written to."""
+    """The target of an archive."""
 
     def write(self, body: Body, /) -> object:
         """Write the whole body."""

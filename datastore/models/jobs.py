@@ -44,7 +44,7 @@ Request = Mapping[str, Any]
 
 
 def main() -> int:
-    """Perform the request and return the exit code."""
+    """Carry out the request and return the exit code."""
     progress = Progress(_teller())
     signal.signal(signal.SIGTERM, lambda *_: progress.stop(resume=True))
     try:
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def perform(request: Request, progress: Progress) -> dict[str, Any]:
-    """Perform a request and return the answer. Errors: DatastoreError."""
+    """Carry out a request and return the answer. Errors: DatastoreError."""
     with _place(request, "store") as store, opened_storage(store) as storage:
         models = Models(storage, who=str(request["who"]))
         verb = {"save": _save, "adopt": _adopt, "delete": _delete, "update": _update, "export": _export}[request["do"]]

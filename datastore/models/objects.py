@@ -156,7 +156,7 @@ class ObjectStorage:
             first = CHUNK_BYTES if limit is None else limit
             body, info = self._store.get(key, byte_range=ByteRange(0, first))
             pieces = [bytes(body)]
-            with suppress(PreconditionFailed):  # the object was replaced between two requests: read it anew
+            with suppress(PreconditionFailed):  # the object was replaced between two requests: read it again
                 for start in range(first, info.size if limit is None else 0, CHUNK_BYTES):
                     part = ByteRange(start, min(start + CHUNK_BYTES, info.size))
                     pieces.append(bytes(self._store.get(key, byte_range=part, if_match=info.etag)[0]))
@@ -308,7 +308,7 @@ class ObjectTree:
             return None
 
     def reaches(self, source: ReadableTree, node: Node) -> bool:
-        """See Tree. Whether our keys open another bucket is tried by copying one byte, in an upload that is aborted."""
+        """See Tree. To test whether our keys open another bucket, it copies one byte, in an aborted upload."""
         bucket = self._beside(source)
         if not bucket or not isinstance(source, ObjectTree):
             return bucket is not None

@@ -1,4 +1,4 @@
-"""The identity of the process that works on something, so that others on the machine can see when it is dead."""
+"""Identifies the process that works on something, so that others on the machine can see when it is dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of a version in a store, as a Datastore of its own that mounts its files read-only. Pure."""
+"""The place of a version in a store, as a separate Datastore that mounts its files read-only. Pure."""
 
 from __future__ import annotations
 

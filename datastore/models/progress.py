@@ -1,4 +1,4 @@
-"""Long work's progress, as events for a terminal's progress bar or an object's status, and how the work is stopped."""
+"""Reports the progress of long work, for a terminal's progress bar or an object's status, and stops the work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILE_COSTS_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """How far the work is at one moment. eta_s: the estimated seconds left; None while there is no estimate."""
+    """The progress at one moment. eta_s: the estimated seconds left; None while there is no estimate."""
 
     phase: Phase
     files: int
@@ -48,7 +48,7 @@ class Stopped(SaveLost):
 
 
 class Progress:
-    """Counts what is done, calls the listener (one call at a time), and stops the work. Any thread may use it."""
+    """Counts finished work, calls the listener (one call at a time), and stops the work. Any thread may use it."""
 
     def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._listener = listener

@@ -7,8 +7,8 @@
     NAME/uses/7/ID      who serves version 7
     .datastore.models.json   in the root: the format of the store
 
-A number that was given up or deleted has a manifest with "removed" under the name at which the save would create its
-own. So a save that was taken for dead can't become a version any more, and no two versions have the same number.
+A number that was given up or deleted has a manifest with "removed" under the name of the save's own manifest. So a save
+that was considered dead can't become a version any more, and no two versions have the same number.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """A number that is not a version, but of which something is left."""
+    """A number that is not a version, but has something left in the store."""
 
     model: str
     number: int
@@ -342,14 +342,14 @@ class Models:
         raise ModelError(f"{model}: no free number was found in {_ATTEMPTS} attempts")
 
     def renew(self, saving: Saving) -> None:
-        """Renew a save's document, with what is done so far. Errors: SaveLost when it was taken for dead."""
+        """Renew a save's document, with the progress so far. Errors: SaveLost when it was considered dead."""
         try:
             saving.tag = self.storage.replace(_saving_path(saving.model, saving.number), saving.body(), saving.tag)
         except PreconditionFailed:
             raise self._lost(saving) from None
 
     def commit(self, saving: Saving, manifest: VersionManifest) -> None:
-        """Create the manifest, which makes the version. Errors: SaveLost when the save was taken for dead."""
+        """Create the manifest, which makes the version. Errors: SaveLost when the save was considered dead."""
         path = _manifest_path(saving.model, saving.number)
         try:
             self.storage.create(path, manifest.text().encode())
@@ -377,7 +377,7 @@ class Models:
                 yield found
 
     def is_dead(self, saving: Saving, stale_s: float = STALE_S) -> bool:
-        """Return whether a save can't go on: it stopped, its process is dead, or it was not renewed for `stale_s`."""
+        """Return whether a save is dead: it stopped, its process is dead, or it was not renewed for `stale_s`."""
         if saving.state == "stopped" or owner.is_dead(saving.owner):
             return True
         try:
@@ -432,7 +432,7 @@ class Models:
                 yield Garbage(model=model, number=number, why=head.removed.why)
             elif there.saving:
                 saving = self._saving(model, number)
-                if head is not None:  # only its own document is left of the save
+                if head is not None:  # only the save's own document is left
                     self.storage.remove(_saving_path(model, number))
                 elif saving is not None and self.is_dead(saving, stale_s):
                     yield Garbage(model=model, number=number, why="unfinished")
@@ -451,7 +451,7 @@ class Models:
         return datetime.fromtimestamp(self._now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _clear(self, model: str, number: int) -> int:
-        """Fence a number, then remove its tree, and its save's document last, so that a repetition mends a crash."""
+        """Fence a number, then remove its tree, and last its save's document, so that a repetition completes it."""
         if not self._fence(model, number):
             return 0
         removed = self.tree(model, number).remove()

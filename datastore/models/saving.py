@@ -101,7 +101,7 @@ class _Waiting:
         self._lock = threading.Lock()
 
     def takes(self, moved: Moved) -> bool:
-        """Let a file wait; return False for the first file that differs, and for all later files, which don't wait."""
+        """Make a file wait; return False for the first file that differs, and for all later files, which don't wait."""
         with self._lock:
             if moved.entry not in self._same:
                 self._same = set()
@@ -185,7 +185,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
-        """Renew the save's document with what is done, every `beat_s`; stop the save when it was taken for dead."""
+        """Renew the save's document with its progress, every `beat_s`; stop the save when it was considered dead."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -232,7 +232,7 @@ class _Attempt:
         try:
             head = None if self._wish.force else self._models.newest(self._saving.model)
             return head and self._models.manifest(head.model, head.version)
-        except (ModelNotFound, VersionDamaged):  # just deleted, or damaged, so of no use for a comparison
+        except (ModelNotFound, VersionDamaged):  # just deleted, or damaged, so useless for a comparison
             return None
 
     def _read_into(self, transfer: Transfer, node: Node, known: Mapping[tuple[str, str], _Done]) -> Moved:

@@ -1,4 +1,4 @@
-"""The interface of a store of models: documents that change by compare-and-swap, and trees of files.
+"""The interface of a store of models: documents that are changed by compare-and-swap, and trees of files.
 
 Paths are text, relative to the root of the store, with '/' between names. Two kinds of storage implement this: a prefix
 of a bucket (objects.py), by conditional requests, and a mounted directory (directory.py), by exclusive creation and
@@ -185,7 +185,7 @@ class Storage(Protocol):
         ...
 
     def names(self, path: str) -> list[Name]:
-        """Return what is directly in a directory, in no order; nothing when there is no such directory."""
+        """Return the entries of a directory, in no order; nothing when there is no such directory."""
         ...
 
     def tree(self, path: str) -> Tree:

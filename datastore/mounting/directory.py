@@ -1,4 +1,4 @@
-"""Prepares the directory of a mount: a missing directory is made, and one whose files would be hidden is refused."""
+"""Prepares the directory of a mount: creates a missing one, and refuses one whose files would be hidden."""
 
 from __future__ import annotations
 

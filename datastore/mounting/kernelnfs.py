@@ -28,7 +28,7 @@ MOUNT_TIMEOUT_S = 45.0
 POLL_S = 0.05
 KILLED_TIMEOUT_S = 5.0
 _SYS_FSOPEN = 430
-"""The number of fsopen(2) on every architecture. The call has the kernel load its module, and mounts nothing."""
+"""The number of fsopen(2) on every architecture. The call makes the kernel load its module, and mounts nothing."""
 
 
 def mounts(spec: MountSpec) -> bool:
@@ -74,7 +74,7 @@ def mount(spec: MountSpec, watch: SignalWatch) -> None:
 
 def unmount(mountpoint: str, *, force: bool, timeout_s: float, watch: SignalWatch | None) -> None:
     """Send what programs wrote to the server, and unmount. force: if that fails, or the server is away, detach instead;
-    what the server has not got then stays in the kernel's memory until the server is back. Errors: MountFailed."""
+    data that the server lacks then stays in the kernel's memory until the server is back. Errors: MountFailed."""
     there = mounttable.mounted_at(mountpoint)
     if there is None or there.fstype not in nfsclient.FSTYPES:
         return

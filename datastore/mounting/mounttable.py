@@ -1,4 +1,4 @@
-"""Looks mounts up, and changes them, by system calls as root on Linux, else by the programs of the system."""
+"""Finds and changes mounts, with system calls as root on Linux, else with the programs of the system."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def end_dead(path: str) -> None:
 
 
 def detach(path: str) -> None:
-    """Detach a mount from the tree at once (lazily): it lives on for the files that are open. Errors: MountFailed."""
+    """Detach a mount from the tree at once (lazily): it stays alive for open files. Errors: MountFailed."""
     if os.geteuid() == 0 and MOUNTINFO.exists():
         _umount2(path, MNT_DETACH)
         return

@@ -1,5 +1,4 @@
-"""The words by which a user is told that the storage of a mount does not answer, or refuses access, from the mount
-server's status."""
+"""Words the message that the storage of a mount does not answer or refuses access, from the mount server's status."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ _DAY_S = 24 * 3600.0
 
 
 def storage_words(seen: Mapping[str, Any]) -> str:
-    """Return what the user has to know of a mount's storage: what is wrong and why, or '' when nothing is."""
+    """Return what the user must know about a mount's storage: what is wrong and why, or '' when nothing is."""
     silent = seen.get("storage")
     if not silent:
         return ""

@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 600.0
 FORCE_TIMEOUT_S = 10.0
 """How long a forced unmount waits for the upload; a server that has not answered by then is killed."""
 GIVEN_UP_TIMEOUT_S = 2.0
-"""The same after a signal, by which the user asked not to wait any longer."""
+"""The same after a signal, with which the user asked not to wait any longer."""
 GONE_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 1.0
 """How long a forced unmount waits to learn what the server has only in memory."""
@@ -81,7 +81,7 @@ def unmount(
 
 
 def _told(record: MountRecord, deadline: float, say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """A context that says for what the unmount waits, and until when."""
+    """A context that says what the unmount waits for, and until when."""
 
     def why() -> str:
         return waiting.left_of([record]) or "its server is ending"
@@ -207,8 +207,8 @@ def _not_ended(record: MountRecord, error: DatastoreError) -> DatastoreError:
 
 
 def in_memory(record: MountRecord) -> str:
-    """Return how many bytes are in no place but the memory of the mount's server, of which files, and why; '' if there
-    are none. The reason is that the storage does not answer, or that it refuses to store them."""
+    """Return how many bytes are only in the memory of the mount's server, of which files, and why; '' if there are
+    none. The reason is that the storage does not answer, or that it refuses to store them."""
     try:
         told = controlclient.status(record.state_dir, LOOK_TIMEOUT_S)
     except controlclient.NotAnswering:
@@ -240,8 +240,8 @@ def _later(record: MountRecord) -> str:
 
 
 def _ways_out(record: MountRecord, files: list[Any], again: str) -> str:
-    """Return what may be done about files that are not uploaded. again: what has them tried again, which is no use
-    where each of them is stuck."""
+    """Return what can be done about files that are not uploaded. again: how to retry them, which is useless if each of
+    them is stuck."""
     stuck = [bool(each.get("stuck")) for each in files]
     ways = [] if stuck and all(stuck) else [again]
     ways.append(f"`datastore unsent --save DIR {record.mountpoint}` copies it elsewhere")

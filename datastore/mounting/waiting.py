@@ -1,4 +1,4 @@
-"""Says, while a command waits for mounts to end, for what it waits and until when."""
+"""Says, while a command waits for mounts to end, what it waits for and until when."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datastore.mounting.silence import storage_words
 from datastore.units import format_count
 
 FIRST_S = 3.0
-"""After how long it is said; most mounts have ended by then."""
+"""The time after which it says so; most mounts have ended by then."""
 AGAIN_S = 30.0
 _LOOK_S = 2.0
 
@@ -53,8 +53,8 @@ def left_of(records: Sequence[MountRecord]) -> str:
 
 
 def trouble_of(records: Sequence[MountRecord]) -> str:
-    """Return what is wrong with the storage or the server of these mounts; '' for nothing. The kernel's own clients
-    have no server that could be asked."""
+    """Return what is wrong with the storage or the server of these mounts; '' for nothing. Mounts by the kernel's own
+    clients have no server to ask."""
     return _of_each([each for each in records if not each.in_kernel], storage_words)
 
 

@@ -71,7 +71,7 @@ class Driver(Protocol):
     """Runs training jobs. Every call but create is idempotent. Errors of all: NoSuchJob and other DatastoreErrors."""
 
     def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
-        """Create the job and let it run unless it is suspended. Errors: JobExists. After any error nothing is left."""
+        """Create the job and run it unless it is suspended. Errors: JobExists. After any error nothing is left."""
         ...
 
     def observe(self, name: str, namespace: str) -> Observed:
@@ -83,7 +83,7 @@ class Driver(Protocol):
         ...
 
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
-        """Stop the job and free its resources, or let it go on. Errors: DatastoreError when it has finished."""
+        """Stop the job and free its resources, or resume it. Errors: DatastoreError when it has finished."""
         ...
 
     def free(self, name: str, namespace: str) -> float:

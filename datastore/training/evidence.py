@@ -1,5 +1,5 @@
-"""The evidence that is kept of a training after its end: exit codes, times, the ends of the logs, and the resources
-used. Pure, and the same for every launcher."""
+"""The evidence that is kept after the end of a training: exit codes, times, the ends of the logs, and resource usage.
+Pure, and the same for every launcher."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RunPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What decide() looks at: all tasks, restarts so far, seconds since the start, and since the training succeeded."""
+    """The input of decide(): all tasks, restarts so far, seconds since the start, and since the training succeeded."""
 
     tasks: Sequence[TaskState]
     restarts: int = 0
@@ -95,7 +95,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The training has succeeded: end these tasks, and let the evaluator go on."""
+    """The training has succeeded: end these tasks, and let the evaluator continue."""
 
     tasks: tuple[Task, ...]
 

@@ -1,4 +1,4 @@
-"""Where the result of a training is that spec.save saves, and which command made it. Pure."""
+"""Finds the result of a training that spec.save saves, and the command that made it. Pure."""
 
 from __future__ import annotations
 

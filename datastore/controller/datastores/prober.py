@@ -250,7 +250,7 @@ class BackendProber:
             raise Mistake("SecretInvalid", str(error)) from None
 
     def _capabilities(self, effective: EffectiveSpec, backend: Backend, server: Hashable) -> Capabilities | None:
-        """Return what a directory on the server can do, tried once in PROBED_S; None if it can't be tried. Blocks."""
+        """Return a directory's capabilities on the server, tested once in PROBED_S; None if untestable. Blocks."""
         if server is None:
             # The controller can't test this storage itself; for claims see claimprobe.py.
             return None

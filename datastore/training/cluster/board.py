@@ -1,4 +1,4 @@
-"""Shows a directory of a job's Datastores in TensorBoard, in a pod that is reached only through the API server."""
+"""Shows a directory of a job's Datastores in TensorBoard, in a pod that only the API server can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the replicas of a job in a cluster use, in the form in which its ConfigMap of evidence keeps it. Pure.
+"""The resource usage of a job's replicas in a cluster, as the job's ConfigMap of evidence has it. Pure.
 
 Each replica has its newest pods in the order in which they were seen, each with its node and with the figures that the
 node plugin reported last. The figures of older pods are combined, so that the object stays small.

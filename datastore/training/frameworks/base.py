@@ -26,7 +26,7 @@ def as_given(topology: Topology, role: RoleName, command: Sequence[str]) -> list
 
 
 def always_all(topology: Topology) -> Literal["replica", "all"]:
-    """Return "all", for a framework in which no task can go on without the others."""
+    """Return "all", for a framework in which no task can continue without the others."""
     return "all"
 
 

@@ -63,7 +63,7 @@ class Group:
                 (self._memory / "memory.limit_in_bytes").write_text(str(limits.memory_bytes))
 
     def cpu_s(self) -> float | None:
-        """Return the processor seconds so far; None where they can't be read."""
+        """Return the CPU seconds so far; None where they can't be read."""
         return self._places.cpu_s()
 
     def memory_bytes(self) -> int | None:

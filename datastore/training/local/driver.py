@@ -48,7 +48,7 @@ WHERE = "local"
 STOP_TIMEOUT_S = unmounting.STOP_TIMEOUT_S + logcopies.STOP_TIMEOUT_S + 60.0
 """The longest wait for a launcher to end: for uploads, for the logs, and for the processes and forced unmounts."""
 LOST_TIMEOUT_S = 5.0
-"""How long a command that only looks waits for the uploads of a job whose launcher has died."""
+"""How long a read-only command waits for the uploads of a job whose launcher has died."""
 POLL_S = 0.05
 BEGIN_TIMEOUT_S = 60.0
 _NAMED = 10
@@ -197,7 +197,7 @@ class LocalDriver:
         return self._found(name, namespace).read_state().notes
 
     def _told(self, directory: JobDirectory, deadline: float) -> AbstractContextManager[None]:
-        """A context that says for what it waits, and until when, while a job ends."""
+        """A context that says what it waits for, and until when, while a job ends."""
 
         def why() -> str:
             left = waiting.left_of(_mounts_of(directory))
@@ -409,7 +409,7 @@ class _Lines:
             self._rest.clear()
 
     def _skip(self, log: BinaryIO, offset: int) -> None:
-        """Go on with the first line that begins behind an offset."""
+        """Continue with the first line that begins after an offset."""
         if offset > self._at:
             log.seek(offset)
             self._at = offset + log.read(_READ_BYTES).find(b"\n") + 1

@@ -55,7 +55,7 @@ KILL_TIMEOUT_S = 10.0
 TICK_S = 0.2
 SAMPLE_S = 0.5
 CHECK_S = 5.0
-"""How often the mounts are asked whether their storage answers."""
+"""How often the launcher checks whether the mounts' storage answers."""
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 """Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
 
@@ -168,7 +168,7 @@ class Launcher:
     # Before anything runs.
 
     def _new_topology(self) -> None:
-        """Make the topology anew, with a free port on the loopback interface for each task."""
+        """Rebuild the topology, with a free loopback port for each task."""
         taken: set[int] = set()
 
         def address(task: Task) -> Address:
@@ -424,7 +424,7 @@ class Launcher:
         return True
 
     def _check_mounts(self) -> None:
-        """Tell when the storage of the mounts stops answering or answers again, if the last check was CHECK_S ago."""
+        """Report when the storage of the mounts stops answering or answers again, if the last check was CHECK_S ago."""
         now = time.monotonic()
         if now - self._times.checked < CHECK_S:
             return
@@ -511,7 +511,7 @@ class Launcher:
             except DatastoreError as error:
                 self._note(f"an unmount had trouble: {error}")
         if unsynced:
-            # A suspended job mounts the same directories when it goes on, which uploads the rest.
+            # A suspended job mounts the same directories when it is resumed, which uploads the rest.
             phase: _EndPhase = "Suspended" if ended.phase == "Suspended" else "Failed"
             ended = Ended(phase=phase, reason="NotUploaded", message=f"{ended.message}; but {unsynced}")
         if ended.phase == "Succeeded" and self.job.spec.save is not None:

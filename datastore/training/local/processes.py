@@ -1,4 +1,4 @@
-"""Tells what a replica's processes use, from /proc and the kernel's socket tables, without privileges or cgroups.
+"""Measures a replica's processes, from /proc and the kernel's socket tables, without privileges or cgroups.
 
 Sources: proc(5), sock_diag(7), tcp_info of linux/tcp.h.
 """
@@ -29,7 +29,7 @@ _BYTES_ACKED = 120
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process in the table. cpu_s: its processor seconds and those of children that it has waited for."""
+    """A process in the table. cpu_s: its CPU seconds and those of children that it has waited for."""
 
     pid: int
     parent: int

@@ -54,7 +54,7 @@ class Replica:
     _run: Run | None = None
     _logging: threading.Thread | None = None
     _cpu_before: float = 0.0
-    """The processor seconds of earlier starts."""
+    """The CPU seconds of earlier starts."""
 
     @property
     def runs(self) -> bool:
@@ -209,8 +209,8 @@ class Replica:
 
 
 def _append(output: int, log: BinaryIO) -> None:
-    """Append what comes out of a pipe to a log, until nobody writes there any more. What finds the disk full is lost,
-    and the program goes on."""
+    """Append the content of a pipe to a log, until nobody writes there any more. Output that finds the disk full is
+    lost, and the program continues."""
     with log:
         while chunk := os.read(output, _CHUNK):
             with suppress(OSError):

@@ -43,7 +43,7 @@ class Entry:
 
 
 class Machine:
-    """The questions that planned() asks about the machine; tests answer them in another way."""
+    """The questions that planned() asks about the machine; tests give other answers."""
 
     def is_dir(self, path: str) -> bool:
         """Return whether the path is a directory, or a symbolic link to one."""

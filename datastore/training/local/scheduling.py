@@ -69,6 +69,6 @@ class Scheduler:
             **({"lastRun": self._last_run} if self._last_run else {}),
         }
         state = LocalState.model_validate({"status": status, "evidence": {"replicas": []}})
-        with suppress(OSError):  # as while the disk is full: the next run says it
+        with suppress(OSError):  # for example while the disk is full: the next run reports it
             self._directory.write_state(state)
         assert isinstance(state.status, TrainingJobStatus)
