@@ -1,4 +1,4 @@
-"""How much of the node's disk the cache of each volume may take.
+"""Divides the node's disk among the caches of the volumes.
 
 Every volume has a cache directory of its own, so that no volume reads or evicts another one's blocks. There is a limit
 for the size in a manifest (CACHE_SIZE_VOLUME) and for all volumes together (CACHE_SIZE_NODE), and a part of the disk

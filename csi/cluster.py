@@ -25,7 +25,7 @@ TRIES = 5
 class Named:
     """The Datastore that an inline volume names. attributes: its volume's volumeAttributes, with the present settings.
 
-    secret: its Secret's name, or '' without a Secret in its own namespace. ending: it is being deleted.
+    secret: its Secret's name, or '' without a Secret in its own namespace. ending: whether it is being deleted.
     """
 
     attributes: Mapping[str, str]

@@ -1,6 +1,6 @@
 """Commands with a timeout: mount(8), umount(8), and all others that touch a mount whose server may be dead.
 
-A system call on a dead mount can hang its thread for ever, so it is made in a child process. After the timeout this is
+A system call on a dead mount can hang its thread forever, so a child process makes it. After the timeout this is
 killed with its process group, which nearly always ends it, because a wait for an NFS or mount server is killable. A
 process that the kernel does not let go (state D) is counted, and while it lives no other command is run for the same
 path. The commands do not resolve paths (-c) and run no helpers (-i). Mounts are found in mountinfo, never by stat.
@@ -28,7 +28,7 @@ TIMEOUT_S = 15.0
 KILLED_TIMEOUT_S = 1.0
 REMOVE_S = 600.0
 LAYERS = 16
-"""How many mounts on one path are unmounted; more of them are a sign of a program that mounts in a loop."""
+"""How many mounts on one path are unmounted; more of them suggest a program that mounts in a loop."""
 
 
 def remove_tree(path: Path) -> None:

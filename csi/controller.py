@@ -1,4 +1,4 @@
-"""The controller service: it makes volumes from a StorageClass's parameters, for provisioners that speak CSI.
+"""The controller service: it creates volumes from a StorageClass's parameters, for provisioners that speak CSI.
 
 The controller (datastore.controller) provisions claims itself, without a sidecar; this service is for clusters that run
 external-provisioner, and for csi-sanity. A Provisioner decides where the data is stored.
@@ -27,8 +27,8 @@ DEFAULT_BYTES = 1 << 40
 """The capacity of a volume for which none is requested: a bucket has no limit, but a claim has to show a number."""
 
 _RPC = csi.ControllerServiceCapability.RPC
-# Not GET_CAPACITY: no S3 API says how much more a bucket can store, and a container orchestrator would schedule by any
-# number that we made up.
+# Not GET_CAPACITY: no S3 API says how much more a bucket can store, and a container orchestrator would use any number
+# that we made up.
 CAPABILITIES = (
     _RPC.CREATE_DELETE_VOLUME,
     _RPC.EXPAND_VOLUME,

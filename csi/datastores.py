@@ -1,4 +1,4 @@
-"""The Datastores of this node's volumes: their mount settings and used space, as the API server reported them last.
+"""The Datastores of this node's volumes: their mount settings and used space, as last reported by the API server.
 
 A PersistentVolume has the location of the data, and the settings of the time when the volume was made. The present
 settings are in the Datastore's status.mount. They are requested when a volume is staged or published, and now and then
@@ -66,7 +66,7 @@ class Datastores:
             return Current(context)
         seen = self.seen(volume_id, 0.0 if fresh else FRESH_S)
         base, known = identity_of(context), self._read(volume_id)
-        # Settings on the disk are ignored when the volume has been made anew since.
+        # Settings on the disk are ignored when the volume has been recreated since.
         settings = known["settings"] if known.get("context") == base else None
         if seen is not None and seen.settings is not None:
             settings = dict(seen.settings)

@@ -41,7 +41,7 @@ class Bounded(ThreadingHTTPServer):
             if oldest is not None:
                 del self._clients[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends by that
+                    oldest.shutdown(socket.SHUT_RDWR)  # that ends its thread
             self._clients[request] = None
         super().process_request(request, client_address)
 

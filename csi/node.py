@@ -1,6 +1,6 @@
 """The node service: it parses a request, passes it to volumes.py in a thread, and replies.
 
-When the kubelet gives up a call, its thread goes on and holds the volume's lock until its own deadline. The next call
+When the kubelet gives up a call, its thread continues and holds the volume's lock until its own deadline. The next call
 for the volume gets ABORTED, so no two calls overlap. The pool is large enough that a slow volume delays no other.
 """
 

@@ -29,8 +29,8 @@ Step = Unmount | Bind
 def publish(table: MountTable, source: str, target: str, *, read_only: bool) -> list[Step]:
     """Return the steps after which `target` shows the mount at `source`; none when it does so already.
 
-    A target with another device belongs to an earlier mount that died, and is mounted anew. So is a target with several
-    layers of mounts, or a target that is writable but must not be.
+    A target with another device belongs to an earlier mount that died, and is mounted again. So is a target with
+    several layers of mounts, or a target that is writable but must not be.
     """
     there, wanted = table.at(target), table.at(source)
     bind = Bind(source, target, read_only)

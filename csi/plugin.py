@@ -49,7 +49,7 @@ DAEMON_GONE_S = 600.0
 """How long the mount daemon may be away. Then its mounts are ended, so that programs get errors instead of waiting."""
 TAINT_TRY_S = 30.0
 CACHES_S = 15.0
-"""How often the node's cache space is divided anew among the volumes, and reduced when the disk runs full."""
+"""How often the node's cache space is divided again among the volumes, and reduced when the disk runs full."""
 REFRESH_S = 5.0
 """How often it is checked which volumes have to be refreshed, so that a new one soon shows its used space."""
 

@@ -53,7 +53,7 @@ class PodLogs:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="pod-logs")
 
     def look(self) -> None:
-        """Write what is new in every log, each in a thread of its own. To be called every INTERVAL_S."""
+        """Write new lines of every log, each log in its own thread. Call this every INTERVAL_S."""
         there = {path.parents[2].name: path for path in self._pods.glob(f"*/volumes/*downward-api/{LOGS_VOLUME}")}
         with self._lock:
             for uid in [each for each in self._followed if not (self._pods / each).is_dir()]:

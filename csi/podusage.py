@@ -1,8 +1,8 @@
-"""Measures what the pods of TrainingJobs on this node use, for the training controller: CPU, memory, network, GPUs.
+"""Measures the resource usage of this node's TrainingJob pods, for the training controller: CPU, memory, network, GPUs.
 
-A pod requests this with a downwardAPI volume named USAGE_VOLUME, as for its log (podlogs.py). All is read from outside
-the pod: its cgroup, the network namespace that its processes share, and NVML. The figures go into one ConfigMap in the
-driver's namespace, which no tenant may read and only this node's plugin may write.
+A pod requests this with a downwardAPI volume named USAGE_VOLUME, as for its log (podlogs.py). Everything is read from
+outside the pod: its cgroup, the network namespace that its processes share, and NVML. The figures go into one ConfigMap
+in the driver's namespace, which no tenant may read and only this node's plugin may write.
 
 Sources: proc(5), cgroups(7); the kubelet names a pod's cgroup by the pod's uid, with '_' for '-' under systemd.
 """
@@ -70,7 +70,7 @@ class PodUsage:
         self._refused = ""
 
     def look(self) -> None:
-        """Take one sample of each pod, and send a report if one is due. To be called every INTERVAL_S."""
+        """Take one sample of each pod, and send a report if one is due. Call this every INTERVAL_S."""
         there = {path.parents[2].name for path in self._pods.glob(f"*/volumes/*downward-api/{USAGE_VOLUME}")}
         now = time.time()
         try:

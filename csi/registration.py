@@ -1,7 +1,7 @@
 """The registration with the kubelet, which finds the socket in its plugins_registry directory (pluginregistration.v1).
 
-The kubelet registers the driver anew when it starts, and when the socket is recreated. Until then, and after a refusal,
-the plugin is not ready.
+The kubelet registers the driver again when it starts, and when the socket is recreated. Until then, and after a
+refusal, the plugin is not ready.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class UnixServer:
         self._listener.start()
 
     def stop(self) -> None:
-        """Take no more requests; requests that are being answered go on."""
+        """Take no more requests; requests that are being answered continue."""
         self._listener.stop(0.0)
 
     def _serve(self, client: socket.socket) -> None:

@@ -36,7 +36,7 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 GIVE_UP_S = 600.0
-"""How long uploads are retried when a volume leaves the node; then it is unmounted, and the rest stays on the disk."""
+"""How long uploads are retried when a volume leaves the node; then it is unmounted, and the rest stays on disk."""
 
 
 class Volumes:

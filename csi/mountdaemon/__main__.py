@@ -35,7 +35,7 @@ HANDLES_WAIT_S = 20.0
 ADOPTIONS = 8
 """How many mounts are taken over at the same time; each starts two processes."""
 FLUSH_TIMEOUT_S = 15.0
-"""Time for uploads when no plugin keeps the handles: the node is being shut down, or the driver uninstalled."""
+"""Time for uploads when no plugin has the handles: the node is being shut down, or the driver uninstalled."""
 
 
 def adopt_all(daemon: MountDaemon, settings: Settings) -> None:

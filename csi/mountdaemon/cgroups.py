@@ -1,7 +1,7 @@
 """A cgroup with a memory limit for each mount, below the daemon's own cgroup; v1 and v2. None where it is not allowed.
 
 The scheduler accounts for this memory, because it is included in the requests and limits of the daemon's pod. A mount's
-server keeps below a limit of its own (MountSpec.memory_bytes). If it ever fails to, the kernel kills a process of this
+server stays below its own limit (MountSpec.memory_bytes). If it ever fails to, the kernel kills a process of this
 mount only, which is replaced. Sources: cgroups(7), the kernel's admin-guide/cgroup-v1/memory and cgroup-v2.
 """
 

@@ -66,7 +66,7 @@ HIDDEN = {"nfs": "hidden.log", "sftp": "mount-id"}
 """By the kind of the source: the file of a state directory that an ended mount leaves with content when hidden names of
 removed files may still be on the server, for the next mount to remove (S-265, S-274)."""
 REPLACED_S, REPLACED_POLL_S = 15.0, 0.1
-"""How long, and how often, to try again: a server that died is replaced in a second or two, later on a busy node."""
+"""How long, and how often, to retry: a dead server is replaced in a second or two, later on a busy node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class MountDaemon:
             time.sleep(REPLACED_POLL_S)
 
     def _clear(self, volume_id: str, mountpoint: str) -> None:
-        """Remove what is left of an earlier mount: a supervisor without its mount, a mount without its supervisor."""
+        """Remove the remains of an earlier mount: a supervisor without its mount, a mount without its supervisor."""
         mount = self._mounts.get(volume_id)
         if mount is not None:
             mount.kill()
@@ -330,8 +330,8 @@ def _patiently(state_dir: Path, request: dict[str, object]) -> Answer:
 def _group(present: MountSpec, wanted: MountSpec) -> int | None:
     """Return the group for a mount's files. Errors: Refused.
 
-    Another one takes the place of the present one when no pod has the mount, for the kubelet does not unstage a volume
-    that a pod waits for.
+    Another group replaces the present one when no pod has the mount, because the kubelet does not unstage a volume that
+    a pod waits for.
     """
     if present.group is None or wanted.group in {None, present.group}:
         return wanted.group if present.group is None else present.group
@@ -344,7 +344,7 @@ def _group(present: MountSpec, wanted: MountSpec) -> int | None:
 
 
 def _is_published(mountpoint: str) -> bool:
-    """Return whether the mount is also shown at another place than its own, that is to a pod."""
+    """Return whether the mount is also shown at another place, that is, to a pod."""
     table = mountinfo.read()
     own = table.at(mountpoint)
     return own is not None and any(each.device == own.device and each.mountpoint != mountpoint for each in table.mounts)

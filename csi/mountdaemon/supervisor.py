@@ -37,7 +37,7 @@ START_TIMEOUT_S = 65.0
 GONE_TIMEOUT_S = 10.0
 REAP_TIMEOUT_S = 2.0
 STABLE_S = 10.0
-"""A supervisor that ran for longer is replaced at once. Each start takes half a second of processor time."""
+"""A supervisor that ran for longer is replaced at once. Each start takes half a second of CPU time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
