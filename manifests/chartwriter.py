@@ -99,7 +99,7 @@ ABOUT = {
     "denyRanges": "Addresses in allowRanges that these servers may not have: those of pods, services and nodes.",
     "rotation": "A changed Secret reaches mounts at once, not after 60 to 90 s. Needs Kubernetes 1.30.",
     "userRoles": "The cluster's roles edit and admin also cover our objects, and view may read them.",
-    "claimProbe": "The controller creates pods that probe volumes of other drivers, if a Datastore has spec.claim.probe.",
+    "claimProbe": "The controller creates pods that probe other drivers' volumes, if a Datastore has spec.claim.probe.",
     "models": "The controllers of Models and of Servings; the settings here are those of the first.",
     "managedNfs": "NFS servers in the cluster, for StorageClasses with `provisioner: ganesha`.",
     "podMonitor": "A PodMonitor for the Prometheus operator.",
