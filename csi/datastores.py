@@ -101,7 +101,7 @@ class Datastores:
             self._away_until_s = self._clock() + NOT_YET_S
             return known
         except DatastoreError as error:
-            log.info("a Datastore can't be looked at", extra=fields(volume=volume_id, reason=error))
+            log.info("a Datastore can't be read", extra=fields(volume=volume_id, reason=error))
             return known
         with self._lock:
             self._seen[volume_id] = (self._clock(), found)
@@ -177,11 +177,11 @@ class Refresher:
             except VolumeBusy:
                 known = False
             except NotAnswering as error:
-                log.info("volumes are not brought up to date just now", extra=fields(reason=error))
+                log.info("volumes can't be updated now", extra=fields(reason=error))
                 self._away_until_s = now_s + NOT_YET_S
                 return
             except DatastoreError as error:
-                log.info("a volume is not brought up to date", extra=fields(volume=volume_id, reason=error))
+                log.info("a volume was not updated", extra=fields(volume=volume_id, reason=error))
                 known = True
             if known:
                 self._next_s[volume_id] = now_s + AGAIN_S

@@ -21,7 +21,7 @@ class VolumeLocks:
         """Hold a volume's lock, without waiting. Errors: VolumeBusy when another call holds it."""
         with self._guard:
             if volume_id in self._handles:
-                raise VolumeBusy(f"volume {volume_id}: another call is at work on it; ask again")
+                raise VolumeBusy(f"volume {volume_id}: another call is working on it; try again")
             self._handles.add(volume_id)
         try:
             yield

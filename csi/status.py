@@ -70,7 +70,7 @@ def answered(
             code, text = code_of(error), redact(str(error))
             log.warning("refused", extra=fields(method=method.__name__, volume=volume, code=code.name, error=text))
         except Exception as error:  # the outermost level: no request may end the process
-            code, text = grpc.StatusCode.INTERNAL, f"a defect of the driver: {type(error).__name__}"
+            code, text = grpc.StatusCode.INTERNAL, f"a bug in the driver: {type(error).__name__}"
             log.exception("failed", extra=fields(method=method.__name__, volume=volume))
         else:
             took_ms = round((time.monotonic() - began) * 1000)

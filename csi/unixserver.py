@@ -42,7 +42,7 @@ class UnixServer:
 
     def _serve(self, client: socket.socket) -> None:
         if started_by_us(client):
-            log.warning("a process of ours asked for what is none of its business")
+            log.warning("a request of our own mount process was refused")
             return
         request, descriptors = frames.receive(client, REQUEST_TIMEOUT_S)
         for descriptor in descriptors:

@@ -85,7 +85,7 @@ class Cgroups:
     def __init__(self, root: Path = ROOT, own: Path = OWN) -> None:
         self._parent, self._limit_file = _place(root, own)
         if self._parent is None:
-            log.warning("no cgroup of ours can be written; mounts have no limit of memory but their own care")
+            log.warning("no cgroup of ours can be written; mounts have no memory limit except their own")
 
     def of(self, volume_id: str, memory_bytes: int) -> Cgroup:
         """Return the cgroup for a volume's mount, whose server may use memory_bytes."""

@@ -235,7 +235,7 @@ class MountDaemon:
             if mount.end_server():
                 return True  # the next one is started with it
             if time.monotonic() >= end:
-                log.warning("no server could be told what changed", extra=fields(volume=volume))
+                log.warning("no server received the changed settings", extra=fields(volume=volume))
                 return False
             time.sleep(REPLACED_POLL_S)
 

@@ -37,7 +37,7 @@ def of_mounts(states: Iterable[MountState]) -> str:
 
 FAMILIES = (
     Family("datastore_mount_up", "gauge", "Whether the mount's server answers."),
-    Family("datastore_mount_confined", "gauge", "Whether the system keeps its server from all that it does not need."),
+    Family("datastore_mount_confined", "gauge", "Whether its server is confined to what it needs."),
     Family("datastore_mount_unsent_files", "gauge", "Files that are not in the storage yet."),
     Family("datastore_mount_unsent_bytes", "gauge", "Their bytes."),
     Family("datastore_mount_nodes", "gauge", "Files and directories that the kernel knows."),

@@ -62,7 +62,7 @@ def test_what_somebody_else_unmounts_meanwhile_is_unmounted(monkeypatch: pytest.
 def test_a_file_in_a_directorys_place_that_can_not_be_removed_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet and the pod's events get this line; any other error would be told as a defect of the driver."""
+    """The kubelet and the pod's events get this line; any other error would be told as a bug in the driver."""
     file = tmp_path / "file"
     file.touch()
 
