@@ -100,7 +100,7 @@ class ControlServer:
         request = parse(line)
         if request is None or request["op"] not in self._operations:
             known = ", ".join(sorted(self._operations))
-            yield failed(f"not a request; a line of JSON with op, one of {known}, is understood")
+            yield failed(f"not a request: a line of JSON with op, one of {known}, is expected")
             return
         operation, deadline_s = self._operations[request["op"]]
         lines: SimpleQueue[Answer] = SimpleQueue()

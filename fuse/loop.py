@@ -599,9 +599,7 @@ class Lanes:
                 self._end(job)
                 self._lost += 1
         for job in lost:
-            job.future.set_error(
-                DeadlineExceeded("nothing was heard of a request to the store for too long; try again")
-            )
+            job.future.set_error(DeadlineExceeded("a request to the store got no answer for too long; try again"))
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:

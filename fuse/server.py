@@ -312,7 +312,7 @@ class Server:
     def _read_path(self) -> Answer:
         """Return on which path a reader gets data that is cached locally, and why (S-53)."""
         if self._session is None:
-            return {"path": "keep-cache", "why": "served by libfuse, which knows nothing faster"}
+            return {"path": "keep-cache", "why": "served by libfuse, which has no faster method"}
         if self.spec.read_only:
             return {"path": "no-open", "why": "readOnly: the kernel opens files by itself and keeps their pages"}
         why_not = self._session.modes.why_not()
@@ -345,7 +345,7 @@ class Server:
         errors = first_of(self.store.flush_all())
         lost = self.store.status().get("inMemory", 0) if errors else 0
         if not errors and time.monotonic() - began > within_s:
-            errors = [f"it took longer than {within_s:.0f} s, and who asked for it has given up"]
+            errors = [f"it took longer than {within_s:.0f} s, and the caller has given up"]
         if errors and not force:
             return failed(*errors)
         there = mountinfo.read().at(device.canonical(self.spec.mountpoint))
@@ -395,7 +395,7 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
 
             unconfined = confine(spec)
             for line in unconfined:
-                what = "a mount server that is taken over is not kept from all others have"
+                what = "a compromised mount server could reach what belongs to others"
                 log.warning(what, extra=fields(missing=line))
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
@@ -426,7 +426,7 @@ def main(arguments: list[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m datastore.fuse --server")
     parser.add_argument("channel", type=int)
     parser.add_argument("--builder", required=True)
-    parser.add_argument("--confined", metavar="STATE_DIR", help="give up what a server on a cluster's node needs not")
+    parser.add_argument("--confined", metavar="STATE_DIR", help="drop rights that a server on a node does not need")
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # some were inherited as blocked
     faulthandler.enable()

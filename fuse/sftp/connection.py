@@ -233,15 +233,13 @@ class Connection:
         except asyncssh.PermissionDenied as error:
             agent = "" if self.location.credentials else "; a key with a passphrase has to be in your ssh-agent"
             raise CredentialsInvalid(
-                f"{server} lets nobody in with these keys or this password: {error.reason} (`ssh -v {self._where}`"
+                f"{server} refuses the login with these keys or this password: {error.reason} (`ssh -v {self._where}`"
                 f" shows what it asks for; spec.sftp.credentialsSecret names others{agent})"
             ) from error
         except (asyncssh.ChannelOpenError, asyncssh.SFTPError) as error:
             if ssh is not None:
                 ssh.abort()
-            raise Unsupported(
-                f"{server} shows no files by SFTP: {error.reason or error} ({self._missing(error)})"
-            ) from error
+            raise Unsupported(f"{server} offers no SFTP: {error.reason or error} ({self._missing(error)})") from error
         except (OSError, asyncssh.Error, ValueError) as error:
             if ssh is not None:
                 ssh.abort()

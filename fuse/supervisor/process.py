@@ -255,7 +255,7 @@ class Supervisor:
             self.refusal = None
         elif pause_s and self.device_fd >= 0:
             if self.refusal is None:
-                log.error("no mount server lives; who has waited for long is refused")
+                log.error("no mount server is running; callers that waited too long get an error")
                 self.refusal = Refusal(self.device_fd, resend=self._can_resend())
             if not self.refusal.answer(pause_s, older_than_s=patience_s):
                 return False
@@ -295,12 +295,12 @@ class Supervisor:
             if new is not None:
                 new.kill()
             log.error("the mount server is not replaced", extra=fields(error=error))
-            self._note(refused=f"the new mount server does not start, the old one serves on: {error}")
+            self._note(refused=f"the new mount server does not start, so the old one keeps serving: {error}")
             return
         old.signal(signal.SIGUSR2)
         if old.wait(LEAVE_TIMEOUT_S) is None:
             old.kill()
-        log.warning("the mount server has left its place to a new one", extra=fields(old=old.pid, new=new.pid))
+        log.warning("a new mount server has replaced the old one", extra=fields(old=old.pid, new=new.pid))
         self._forget_server()
         self._restart(new)
 
@@ -364,7 +364,7 @@ class Supervisor:
             self.file_trouble = ""
         except OSError as error:
             if not self.file_trouble:
-                log.error("mount.json can't be written; it is tried again", extra=fields(error=error))
+                log.error("mount.json can't be written; it will be retried", extra=fields(error=error))
             self.file_trouble = error.strerror or str(error)
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ def test_a_host_key_that_is_not_known(sshd: SSHServer, clean_environment: Path) 
 def test_a_login_that_is_refused(sshd: SSHServer, clean_environment: Path) -> None:
     """The user has no key of his own here."""
     said = refused(sshd, clean_environment, credentialsSecret=None)
-    assert "lets nobody in with these keys" in said
+    assert "refuses the login with these keys" in said
     assert f"`ssh -v -p {sshd.port} 127.0.0.1` shows" in said
     assert "a key with a passphrase has to be in your ssh-agent" in said
 
@@ -75,7 +75,7 @@ def test_a_directory_that_is_not_there(sshd: SSHServer, clean_environment: Path)
 @promise("S-278")
 def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
     with running(clean_environment, more="") as server:
-        assert "shows no files by SFTP" in refused(server, clean_environment)
+        assert "offers no SFTP" in refused(server, clean_environment)
         with server.silent():
             assert "can't be reached: no answer in time" in refused(server, clean_environment)
         server.stop()
@@ -97,7 +97,7 @@ def test_a_server_without_sftp_or_none(clean_environment: Path) -> None:
 def test_a_server_that_lets_us_in_and_begins_no_sftp(clean_environment: Path, more: str, words: str) -> None:
     with running(clean_environment, more=more) as server:
         said = refused(server, clean_environment)
-        assert "shows no files by SFTP" in said
+        assert "offers no SFTP" in said
         assert words in said
 
 

@@ -109,7 +109,7 @@ class MemoryReclaimer:
         try:
             await self.look(resident_bytes())
         except OSError as error:
-            log.error(f"the memory could not be looked after: {error}")
+            log.error(f"the memory could not be checked: {error}")
 
     async def look(self, resident: int) -> None:
         """Check once, and drop what exceeds its share. resident: the process's resident size in bytes."""

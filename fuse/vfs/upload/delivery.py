@@ -316,7 +316,7 @@ class Delivery:
         except Unsupported as error:
             if not conditional or self._core.settings.refuse_conflicts:
                 raise
-            log.warning("the store knows no conditions: the last close wins", extra=fields(error=str(error)))
+            log.warning("the store supports no conditional writes: the last close wins", extra=fields(error=str(error)))
             self._conditions = False
             return await self._write(staged, to, conditional=False)
         except FSError as error:
