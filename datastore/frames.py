@@ -53,7 +53,7 @@ def receive(stream: socket.socket, timeout_s: float) -> tuple[Message, list[int]
         for descriptor in descriptors:
             os.close(descriptor)
         if isinstance(error, ValueError):
-            raise PeerGone("the other process does not speak our language") from None
+            raise PeerGone("the other process sent something that is not a message") from None
         raise
     finally:
         stream.settimeout(None)

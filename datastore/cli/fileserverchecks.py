@@ -19,7 +19,7 @@ from datastore.mounting import kernelnfs
 logging.getLogger().addHandler(logging.NullHandler())
 
 _NFS_ADVICE = "correct spec.nfs, or the exports of the server"
-_SFTP_ADVICE = "correct spec.sftp and its Secret, or do on the server what is missing there"
+_SFTP_ADVICE = "correct spec.sftp and its Secret, or set up what is missing on the server"
 
 
 def nfs_check(name: str, location: NFSLocation) -> Finding:

@@ -12,7 +12,7 @@ _COLUMNS = ("NAME", "MOUNTPOINT", "LOCATION", "MODE", "STATE", "UNSENT", "FAILED
 
 
 def list_command(output: Output = Format.TABLE) -> None:
-    """List the mounts of this user, also crashed ones and those with changes that are not uploaded."""
+    """List this user's mounts, including crashed ones and those with changes that are not uploaded."""
     seen = [inspect(record) for record in all_records()]
     if output is Format.JSON:
         shown = ("name", "mountpoint", "location", "readOnly", "state", "via", "storage")

@@ -56,7 +56,7 @@ DEFAULT_MEMORY = "512Mi"
 """The default of --memory. Below 192Mi, the least, the interpreter and its threads alone would soon need more."""
 Memory = Annotated[
     str,
-    typer.Option("--memory", metavar="SIZE", help="The most memory that the mount's server takes; at least 192Mi."),
+    typer.Option("--memory", metavar="SIZE", help="The memory limit of the mount's server; at least 192Mi."),
 ]
 Uid = Annotated[
     str,

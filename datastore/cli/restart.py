@@ -22,7 +22,7 @@ OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; 
 
 
 def restart_command(target: Target) -> None:
-    """Replace the mount's server by one of the installed version. Programs that use the mount see a short pause."""
+    """Replace the mount's server with one of the installed version. Programs that use the mount see a short pause."""
     record = find(target)
     _check(record)
     started = time.monotonic()

@@ -58,7 +58,7 @@ def run_command(
     gid: Gid = "",
     umask: Umask = "",
 ) -> None:
-    """Mount Datastores, run a command, upload what it wrote, unmount. The exit code is the command's.
+    """Mount Datastores, run a command, upload what it wrote, and unmount. The exit code is the command's.
 
     It is 128 + N if signal N ended the command.
     If the command succeeds, it is 75 if changes can't be uploaded, else 76 if programs still use a directory.

@@ -28,7 +28,7 @@ def status_command(
             autocompletion=complete_mounted,
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that is known of a mount.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show everything known about a mount.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Show each mount: its state, its storage, its cache, and the files that are not uploaded, with their errors."""

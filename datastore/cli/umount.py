@@ -39,7 +39,7 @@ def umount_command(
         typer.Option(
             "--timeout",
             metavar="TIME",
-            help="The longest wait for uploads, e.g. 30s or 1h. Default: 10m, with --force 10s.",
+            help="The longest time to wait for uploads, e.g. 30s or 1h. Default: 10m, with --force 10s.",
         ),
     ] = "",
 ) -> None:

@@ -268,7 +268,7 @@ class Models:
             tag = self.storage.replace(path, body, present.tag) if present else self.storage.create(path, body)
         except (AlreadyExists, PreconditionFailed):
             raise ModelError(
-                f"the alias {name} of {model} was moved by somebody else meanwhile; look, and repeat"
+                f"the alias {name} of {model} was moved by somebody else in the meantime; check it, and repeat"
             ) from None
         try:
             self.head(model, number)  # a deletion looks for aliases after it has taken the version away
@@ -545,7 +545,7 @@ class Models:
 
     def _lost(self, saving: Saving) -> SaveLost:
         return SaveLost(
-            f"the save of {saving.model} as version {saving.number} was taken for dead meanwhile; repeat it"
+            f"the save of {saving.model} as version {saving.number} was considered dead in the meantime; repeat it"
         )
 
     def _no_version(self, model: str, number: int) -> ModelNotFound:

@@ -87,7 +87,7 @@ def unmount(mountpoint: str, *, force: bool, timeout_s: float, watch: SignalWatc
         else:
             return
     if not force:
-        raise MountFailed(f"{mountpoint}: {why}; `datastore umount --force {mountpoint}` lets go of it all the same")
+        raise MountFailed(f"{mountpoint}: {why}; `datastore umount --force {mountpoint}` detaches it anyway")
     mounttable.detach(mountpoint)
 
 

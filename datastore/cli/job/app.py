@@ -6,7 +6,7 @@ import typer
 
 from datastore.cli.job import convert, delete, free, get, list_, logs, prune, submit, suspend, tensorboard, top
 
-app = typer.Typer(name="job", help="Run TrainingJobs, look at them and end them.", no_args_is_help=True)
+app = typer.Typer(name="job", help="Run, inspect and stop TrainingJobs.", no_args_is_help=True)
 app.command("submit")(submit.submit_command)
 app.command("list")(list_.list_command)
 app.command("get")(get.get_command)

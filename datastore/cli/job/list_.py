@@ -15,7 +15,7 @@ def list_command(
     all_namespaces: AllNamespaces = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """List the TrainingJobs of this user on this machine and those of the cluster, also finished ones."""
+    """List the TrainingJobs of this user on this machine and those of the cluster, including finished ones."""
     found = [each for _, each in everywhere(namespace, all_namespaces)]
     if output is Format.JSON:
         print_json([as_json(each) for each in found])

@@ -16,12 +16,10 @@ from datastore.training.launchers import existing
 
 def logs_command(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until the job has finished.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has finished.")] = False,
     tail: Annotated[
         int | None,
-        typer.Option(
-            "--tail", min=0, help="Print only so many of the last lines of each replica, and what follows with -f."
-        ),
+        typer.Option("--tail", min=0, help="Print only this many last lines of each replica, and new lines with -f."),
     ] = None,
     role: Annotated[RoleName | None, typer.Option("--role", help="Print only the logs of this role.")] = None,
     index: Annotated[

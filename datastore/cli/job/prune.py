@@ -29,7 +29,7 @@ def prune_command(
     all_namespaces: AllNamespaces = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Delete the TrainingJobs that finished longer ago than --since says. Jobs that run are left alone."""
+    """Delete the TrainingJobs that finished longer ago than --since says. Running jobs are left alone."""
     oldest = datetime.now(UTC) - timedelta(seconds=_seconds(since))
     gone = []
     for driver, each in everywhere(namespace, all_namespaces):

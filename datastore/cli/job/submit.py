@@ -30,11 +30,11 @@ def submit_command(
         bool, typer.Option("--container", help="Run the job's image on this machine, by podman or docker.")
     ] = False,
     follow_it: Annotated[
-        bool, typer.Option("--follow", help="Stay, and show logs and states until the job has finished.")
+        bool, typer.Option("--follow", help="Keep running, and show logs and states until the job has finished.")
     ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Start a TrainingJob, in the cluster of kubectl's context or on this machine. It goes on without this terminal.
+    """Start a TrainingJob, in the cluster of kubectl's context or on this machine. It continues without this terminal.
 
     With --follow the exit code is 0 if the job succeeds, and its result is saved if spec.save says so, else 1.
     Ctrl-C then ends this command, not the job.

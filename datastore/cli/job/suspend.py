@@ -9,12 +9,12 @@ from datastore.training.launchers import existing
 
 
 def suspend_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
-    """Stop a TrainingJob and free its resources; `resume` lets it go on from its checkpoints."""
+    """Stop a TrainingJob and free its resources; `resume` continues it from its checkpoints."""
     _set(name, namespace, True, output)
 
 
 def resume_command(name: Name, namespace: Namespace = DEFAULT, output: Output = Format.TABLE) -> None:
-    """Let a suspended TrainingJob run again."""
+    """Run a suspended TrainingJob again."""
     _set(name, namespace, False, output)
 
 

@@ -29,7 +29,7 @@ def top_command(
     namespace: Namespace = DEFAULT,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show the processors, memory, network and GPUs that each running replica uses, until Ctrl-C."""
+    """Show the CPU, memory, network and GPU use of each running replica, until Ctrl-C."""
     driver, namespace = existing(name, namespace)
     live: Live | None = None
     told: set[str] = set()

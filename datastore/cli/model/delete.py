@@ -19,7 +19,7 @@ def delete_command(
     file: File = None,
     store: Store = None,
 ) -> None:
-    """Delete a version for ever. Refused while an alias means it or it is served. Its number is not used again."""
+    """Delete a version permanently. Refused while an alias names it or it is served. Its number is not used again."""
     asked = parse_reference(reference)
     if asked.version is None:
         raise typer.BadParameter(f"{reference}: say which version is deleted by its number, such as {asked.model}:1")

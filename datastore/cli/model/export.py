@@ -54,7 +54,7 @@ def export_command(
         bool,
         typer.Option(
             "--cluster",
-            help="Let a Job of the cluster export to DATASTORE/path, or to the s3:// address of a Datastore; it "
+            help="Export with a Job of the cluster to DATASTORE/path, or to the s3:// address of a Datastore; it "
             "makes a tar file if TARGET ends with .tar, and an image layout with oci:...",
         ),
     ] = False,
@@ -65,7 +65,8 @@ def export_command(
         ),
     ] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="With --cluster: wait until the version is exported, and show a bar.")
+        bool,
+        typer.Option("--wait", help="With --cluster: wait until the version is exported, and show a progress bar."),
     ] = False,
     progress: ProgressOption = Shown.AUTO,
 ) -> None:

@@ -16,7 +16,7 @@ from datastore.units import format_count, format_duration, parse_duration
 
 def gc_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Look only at this model. Default: at all models.")
+        str | None, typer.Argument(metavar="NAME", help="Check only this model. Default: all models.")
     ] = None,
     file: File = None,
     store: Store = None,

@@ -26,7 +26,7 @@ def list_command(
     store: Store = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """List the models of a store, or the versions of one model, the newest first; what is damaged is marked."""
+    """List the models of a store, or the versions of one model, the newest first; damaged ones are marked."""
     if name is not None:
         check_model(name)
     with open_store(file, store) as opened:

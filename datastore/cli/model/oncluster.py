@@ -83,7 +83,7 @@ def tag_on_cluster(asked: Reference, alias: str, namespace: str, expect: int | N
         raise NotFound(f"the cluster knows no version {asked}; Model {asked.model} has the aliases {known}")
     _list(client, found, alias, others if remove else [*others, {"name": alias, "version": int(number)}])
     if remove:
-        note(f"Model {asked.model} says nothing of {alias} any more; in the store it stays where it is")
+        note(f"Model {asked.model} no longer lists {alias}; in the store it stays where it is")
         return
     if wait:
         _moved(client, asked.model, alias, int(number), before)
@@ -175,7 +175,7 @@ def _moved(client: KubeClient, model: str, alias: str, number: int, before: Sequ
             watch.check()
             found = client.get(MODELS, model)
             if found is None:
-                raise NotFound(f"Model {model} was deleted meanwhile")
+                raise NotFound(f"Model {model} was deleted in the meantime")
             status = found.get("status") or {}
             if {"name": alias, "version": number} in (status.get("aliases") or ()):
                 return
@@ -206,7 +206,7 @@ def _followed(client: KubeClient, kind: str, resource: Resource, name: str, prog
             continue
         outage.over()
         if found is None:
-            raise NotFound(f"{kind} {name} was deleted meanwhile")
+            raise NotFound(f"{kind} {name} was deleted in the meantime")
         status: dict[str, Any] = found.get("status") or {}
         if status.get("phase") in ("Ready", "Complete"):
             return status

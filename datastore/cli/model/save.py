@@ -24,7 +24,7 @@ Force = Annotated[
     bool, typer.Option("--force", help="Make a new version even if the bytes are the same as in the newest one.")
 ]
 SaveId = Annotated[
-    str, typer.Option("--save-id", help="Repeated under the same one, a save is done once.", hidden=True)
+    str, typer.Option("--save-id", help="Id of the save; a save that is repeated with it is done once.", hidden=True)
 ]
 
 
@@ -47,7 +47,7 @@ def save_command(
         bool,
         typer.Option(
             "--cluster",
-            help="Let a Job of the cluster save the version. SOURCE is then DATASTORE/path, of a Datastore in the "
+            help="Save the version with a Job of the cluster. SOURCE is then DATASTORE/path, of a Datastore in the "
             "cluster.",
         ),
     ] = False,
@@ -58,7 +58,7 @@ def save_command(
         ),
     ] = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="With --cluster: wait until the version is saved, and show a bar.")
+        bool, typer.Option("--wait", help="With --cluster: wait until the version is saved, and show a progress bar.")
     ] = False,
     training_job: Annotated[str, typer.Option(hidden=True)] = "",
     training_job_uid: Annotated[str, typer.Option(hidden=True)] = "",

@@ -28,10 +28,10 @@ def show_command(
     reference: Reference,
     file: File = None,
     store: Store = None,
-    files: Annotated[bool, typer.Option("--files", help="Show also every file, directory and link.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Also show every file, directory and link.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show a version: what it holds, where it comes from, and which aliases mean it."""
+    """Show a version: its content, its origin, and its aliases."""
     asked = parse_reference(reference)
     with open_store(file, store) as opened:
         models = opened.models

@@ -24,7 +24,7 @@ def tag_command(
             "--expect",
             min=0,
             metavar="VERSION",
-            help="Move the alias only if it means this version now; 0: only if there is no such alias yet.",
+            help="Move the alias only if it now names this version; 0: only if there is no such alias yet.",
         ),
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the alias of this model.")] = False,
@@ -42,7 +42,7 @@ def tag_command(
         bool, typer.Option("--wait", help="With --cluster: wait until the alias is moved in the store.")
     ] = False,
 ) -> None:
-    """Move an alias to a version, or remove it. Whoever asks for the alias gets the new version at once."""
+    """Move an alias to a version, or remove it. All users of the alias get the new version at once."""
     asked = parse_reference(reference)
     check_alias(alias)
     if cluster:

@@ -24,7 +24,7 @@ def verify_command(
     progress: ProgressOption = Shown.AUTO,
     output: Output = Format.TABLE,
 ) -> None:
-    """Read every byte of a version again, and name all that is not as it was saved."""
+    """Read every byte of a version again, and report every difference from what was saved."""
     asked = parse_reference(reference)
     began = time.monotonic()
     with open_store(file, store) as opened:

@@ -36,7 +36,7 @@ ProgressOption = Annotated[
     Shown,
     typer.Option(
         "--progress",
-        help="How progress is shown on standard error. auto: a bar, if it is a terminal; json: a line of JSON "
+        help="How progress is shown on standard error. auto: a progress bar on a terminal; json: a line of JSON "
         "for each event; none: not at all.",
     ),
 ]

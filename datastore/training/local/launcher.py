@@ -225,7 +225,7 @@ class Launcher:
         working_dir = wanted or self.submitter.directory
         if wanted and sandbox.to_source(wanted, shown) == wanted and not os.path.isdir(wanted):
             shown[wanted] = Shown(source=self.submitter.directory)
-            self._note(f"{self.submitter.directory} is shown at {wanted}, for spec.workingDir is not on this machine")
+            self._note(f"{self.submitter.directory} is shown at {wanted}, because this machine has no spec.workingDir")
         plan = sandbox.planned(shown, sandbox.Machine())
         for path in plan.made:
             try:

@@ -46,7 +46,7 @@ class Scheduler:
 
     def _start(self, time: datetime) -> None:
         if self._last_run and directory_of(self._last_run, self._job.namespace).alive:
-            self._say(f"{self._last_run} still ran at {time:%Y-%m-%d %H:%M} UTC, so that time was left out")
+            self._say(f"{self._last_run} still ran at {time:%Y-%m-%d %H:%M} UTC, so that time was skipped")
             return
         run = run_of(self._job, time)
         made = directory_of(run.name, run.namespace)

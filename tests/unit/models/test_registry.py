@@ -149,7 +149,7 @@ class TestAliases:
             return real(path, body, tag)
 
         storage.replace = late  # type: ignore[method-assign]
-        with pytest.raises(ModelError, match="moved by somebody else meanwhile"):
+        with pytest.raises(ModelError, match="moved by somebody else in the meantime"):
             models.set_alias("digits", "prod", 1)
         assert home.get("digits/aliases/prod") == b"7\n"
 
@@ -298,9 +298,9 @@ class TestGarbage:
 
         assert home.everything() == sorted([*before, f"digits/{number}.json"])
         manifest = models.manifest("digits", 1)
-        with pytest.raises(SaveLost, match="taken for dead"):
+        with pytest.raises(SaveLost, match="considered dead"):
             models.commit(saving, manifest)
-        with pytest.raises(SaveLost, match="taken for dead"):
+        with pytest.raises(SaveLost, match="considered dead"):
             models.renew(saving)
         assert list(models.garbage("digits", stale_s=-1)) == []
         assert saved(models, source) == number + 1
