@@ -93,12 +93,12 @@ class S3(Part):
         "and, if needed, AWS_SESSION_TOKEN (or accessKeyID, secretAccessKey and sessionToken). On a laptop the "
         "Secret is in the same file; if the file has no Secret at all, or this field is left out, the default AWS "
         "credential chain is used: environment, profile, SSO, web identity, container, instance. In a cluster a "
-        "Secret is needed, unless the administrator lends the cluster's identity (--ambient-credentials).",
+        "Secret is needed, unless the administrator allows the cluster's identity (--ambient-credentials).",
     )
     ca_bundle: Certificate = Field(
         "",
         description="Certificates, as PEM text, against which the server's certificate is checked, besides those of "
-        "the system. Certificates are public, so they can stand here. Left out: the value ca.crt (or caBundle) of "
+        "the system. Certificates are public, so they can be here. Left out: the value ca.crt (or caBundle) of "
         "the Secret that credentialsSecret names, if it has one.",
     )
     create: Flag = Field(False, description="Create the bucket if it does not exist.")
@@ -128,7 +128,7 @@ class NFS(Part):
 
 
 class SFTP(Part):
-    """A directory that an SSH server shows by SFTP."""
+    """A directory on an SSH server, accessed over SFTP."""
 
     model_config = rules(*_immutable("host", "path", optional=("port", "credentialsSecret")))
 
@@ -183,8 +183,8 @@ class Claim(Part):
     )
     probe: Flag = Field(
         False,
-        description="Find out once what the volume can do, and how much is stored on it, by a pod that mounts it for "
-        "a moment and leaves nothing behind. This works only where the administrator allows such pods "
+        description="Find out once the volume's capabilities, and how much is stored on it, with a pod that mounts it "
+        "for a moment and leaves nothing behind. This works only if the administrator allows such pods "
         "(--probe-claims).",
     )
 
@@ -208,7 +208,7 @@ class Cache(Part):
 
     size: SizeBytes = Field(
         DEFAULT_CACHE_BYTES,
-        description="The most disk space that the cache takes; the least recently used data is dropped first. Data "
+        description="The most disk space that the cache uses; the least recently used data is dropped first. Data "
         "that is not uploaded yet is kept outside the cache and never dropped. In a cluster the administrator's "
         "limits for each volume and each node hold as well.",
         json_schema_extra={"default": "10Gi"},
@@ -289,8 +289,8 @@ class DatastoreSpec(Part):
     )
     sftp: SFTP | None = Field(
         None,
-        description="A directory that an SSH server shows by SFTP. For laptops: in a cluster a Datastore with sftp "
-        "never gets Ready.",
+        description="A directory on an SSH server, accessed over SFTP. For laptops only: in a cluster a Datastore with "
+        "sftp never becomes Ready.",
     )
     glusterfs: GlusterFS | None = Field(None, description="A GlusterFS volume.")
     claim: Claim | None = Field(
@@ -327,9 +327,9 @@ class DatastoreSpec(Part):
     )
     attributes: Literal["listing", "full"] | None = Field(
         None,
-        description="Source of a file's mode, owner and times. listing: only what a listing of the bucket says; no "
-        "object is asked for by itself. full: also the attributes that are kept with each object, which are read "
-        "once for each version of it. Left out: listing if readOnly is true, else full.",
+        description="Source of a file's mode, owner and times. listing: only listings of the bucket; no request for a "
+        "single object. full: also the attributes that are stored with each object, which are read once for each "
+        "version of it. Left out: listing if readOnly is true, else full.",
     )
     metadata_ttl: Seconds | None = Field(
         None,
@@ -341,7 +341,7 @@ class DatastoreSpec(Part):
     conflict: Literal["lastWriterWins", "fail"] = Field(
         "lastWriterWins",
         description="What closing a file does when another client has written the file since it was opened. If the "
-        "file was written anew here, lastWriterWins replaces the other client's file as a whole, and with fail the "
+        "file was rewritten here, lastWriterWins replaces the other client's file as a whole, and with fail the "
         "close is an error (ESTALE). If it was changed in part or appended to, the close is always that error and "
         "replaces nothing. After the error, what was written here is kept on disk (datastore unsent). fail is for s3 "
         "only.",

@@ -484,7 +484,7 @@ class ServingStatus(Part):
     )
     pods: Annotated[list[ServingPod], Field(max_length=MAX_REPLICAS)] | None = Field(
         None,
-        description="What each pod really serves.",
+        description="The version that each pod actually serves.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     conditions: list[Condition] | None = _conditions("Ready", "Progressing", "Degraded")

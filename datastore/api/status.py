@@ -84,7 +84,7 @@ class DatastoreStatus(Part):
     backend: Text | None = Field(None, description="Backend that has the data: s3, nfs, glusterfs, claim or local.")
     location: Text | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")
     capabilities: Capabilities | None = Field(
-        None, description="What a directory on this backend can do, as a test on the backend itself has shown."
+        None, description="The capabilities of a directory on this backend, as tested on the backend itself."
     )
     usage: Usage | None = Field(None, description="How much is stored.")
     on_deletion: Text | None = Field(

@@ -226,7 +226,7 @@ class Toleration(Part):
         None, description="Effect of the taint. Left out: every effect."
     )
     toleration_seconds: WholeSeconds | None = Field(
-        None, description="For how many seconds a taint with the effect NoExecute is tolerated. Left out: for ever."
+        None, description="For how many seconds a taint with the effect NoExecute is tolerated. Left out: forever."
     )
 
 
@@ -254,7 +254,7 @@ class PodTemplate(Part):
         default_factory=dict, description="Labels that a node must have to run the pods."
     )
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(
-        default_factory=list, description="Taints of nodes on which the pods may run all the same, as in a pod."
+        default_factory=list, description="Taints of nodes on which the pods may run anyway, as in a pod."
     )
     affinity: AsInAPod | None = Field(None, description="Affinity, as in a pod.")
     image_pull_secrets: Annotated[list[PullSecret], Field(max_length=16)] = Field(
@@ -555,7 +555,7 @@ class TrainingJobSpec(Part):
     )
     restart: Literal["replica", "all"] | None = Field(
         None,
-        description="What is started again when a replica ends with an exit code of 128 or above, or its node is "
+        description="What is restarted when a replica ends with an exit code of 128 or above, or its node is "
         "lost. replica: only that replica, as suits parameter servers. all: all replicas, as collective operations "
         "need it. Left out: replica for none and for tensorflow with ps, else all. An exit code from 1 to 127 fails "
         "the job.",
@@ -565,24 +565,24 @@ class TrainingJobSpec(Part):
     )
     active_deadline_seconds: SomeSeconds | None = Field(
         None,
-        description="The most seconds that the job may run; then it fails. After a suspension the count begins anew. "
+        description="The most seconds that the job may run; then it fails. After a suspension the count restarts. "
         "Left out: no limit.",
     )
     evaluator_grace_seconds: WholeSeconds = Field(
         DEFAULT_EVALUATOR_GRACE_S,
-        description="The most seconds that the evaluator may go on after the training has succeeded; then the "
+        description="The most seconds that the evaluator may continue after the training has succeeded; then the "
         "evaluator is ended, and the job has succeeded.",
     )
     ttl_seconds_after_finished: WholeSeconds | None = Field(
         None, description="Seconds after its end until a finished job is deleted, with its logs. Left out: never."
     )
     suspend: Flag = Field(
-        False, description="Run nothing. A running job is stopped; it is started again when this is false."
+        False, description="Run nothing. A running job is stopped; it is restarted when this is false."
     )
     schedule: Schedule | None = Field(
         None,
         description="Times at which the job runs, as in cron (minute hour day month weekday), e.g. '0 3 * * 1'. Each "
-        "run is a TrainingJob of its own, named after its time. One run at a time: a time that comes during a run is "
+        "run is a separate TrainingJob, named after its time. One run at a time: a time that comes during a run is "
         "skipped. Left out: the job runs once, at once.",
     )
     time_zone: Label = Field("UTC", description="Time zone of schedule, e.g. Europe/Berlin.")

@@ -29,12 +29,12 @@ def _arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--check", type=parse_duration, default=_DEFAULTS.check_s, help="how often a storage that works is checked")
     add("--allow-local", action="append", default=[], metavar="DIR", help="a directory spec.local may name; repeatable")
-    add("--ambient-credentials", action="store_true", help="lend our identity to Datastores without a Secret")
+    add("--ambient-credentials", action="store_true", help="let Datastores without a Secret use our identity")
     add(
         "--watch-secrets",
         action="store_true",
         default=os.environ.get("WATCH_SECRETS") == "true",
-        help="see changes of Secrets at once and tell the pods that use them (also: WATCH_SECRETS=true)",
+        help="watch Secrets, and annotate the pods that use a changed one (also: WATCH_SECRETS=true)",
     )
     add(
         "--allow-endpoint",
@@ -63,7 +63,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--probe-claims",
         action="store_true",
         default=os.environ.get("PROBE_CLAIMS") == "true",
-        help="make pods that try a claim's volume, where spec.claim.probe asks (also: PROBE_CLAIMS=true)",
+        help="create pods that probe a claim's volume, if spec.claim.probe is set (also: PROBE_CLAIMS=true)",
     )
     add("--probe-image", default="", help="their image; left out: the controller's own")
     return parser

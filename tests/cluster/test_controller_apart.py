@@ -127,7 +127,7 @@ def test_a_controller_that_comes_before_the_definitions_waits_for_them(
     fresh.kubectl("apply", "--server-side", "--filename=-", given=others)
     account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
     with controller(account, tmp_path, *ALONE, ready=False) as running:
-        fresh.wait_for("its word", lambda: "waits for what it shall watch" in running.log.read_text())
+        fresh.wait_for("its word", lambda: "waits for the kinds that it watches" in running.log.read_text())
         assert running.status("/readyz") == 503
         fresh.apply(*definitions)
         fresh.wait_for("readiness", lambda: running.status("/readyz") == 200)

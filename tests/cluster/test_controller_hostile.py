@@ -66,7 +66,7 @@ def test_all_hostile_servers_at_once(fresh: Kube, s3_server: Server, tmp_path: P
         assert ready_s <= READY_S
         assert running.peak_mib() <= MEMORY_MIB
         assert running.status("/livez") == 200
-        assert "a defect of the controller" not in str(fresh.items("datastores", namespace="hostile"))
+        assert "a bug in the controller" not in str(fresh.items("datastores", namespace="hostile"))
 
 
 def _on(server: Hostile, name: str, secret: str) -> Manifest:

@@ -73,7 +73,7 @@ class ClaimProbe:
         if not asked or claim is None or not _bound(claim) or self._clock() < self._again_at.get(effective.uid, 0.0):
             return Tried()
         if not self._settings.probe_claims:
-            return self._failed(effective, "the administrator does not allow pods that try volumes (--probe-claims)")
+            return self._failed(effective, "the administrator does not allow pods that probe volumes (--probe-claims)")
         pod = await self._pod(effective)
         if pod is None:
             return await self._start(effective, claim)
@@ -102,7 +102,7 @@ class ClaimProbe:
             self._again_at.clear()
         known = effective.uid in self._again_at
         self._again_at[effective.uid] = self._clock() + AGAIN_S
-        text = f"what the volume can do was not found out: {why}"
+        text = f"the volume's capabilities are unknown: {why}"
         return Tried(event=None if known else Event(reason="ProbeFailed", message=text, warning=True))
 
     async def _pod(self, effective: EffectiveSpec) -> Raw | None:

@@ -347,7 +347,7 @@ def _by_class(claim: Raw, asked: Claim, storage_class: Raw | None) -> Finding:
         text = f"{first}, or {again} anew with one that `kubectl get storageclass` shows (PersistentVolumeClaim {name})"
         return Finding(type="Provisioned", status="False", reason="StorageClassNotFound", message=text)
     driver = f" from StorageClass {named}" if named else ""
-    text = f"PersistentVolumeClaim {name} waits for its volume{driver}: `kubectl describe pvc {name}` says for what"
+    text = f"PersistentVolumeClaim {name} waits for its volume{driver}: `kubectl describe pvc {name}` says why"
     return Finding(type="Provisioned", status="False", reason="WaitingForBinding", message=text)
 
 

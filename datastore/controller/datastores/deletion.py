@@ -85,7 +85,7 @@ def _unused(going: DeletionState, claim: Raw) -> DeletionPlan:
         return DeletionPlan(delete=(claim,), again=True)
     if going.pods:
         return _waiting(going, f"in use by: {_named(going.pods)}", pods=True)
-    return _waiting(going, f"waiting for pods to let go of the claim {claim['metadata']['name']}", pods=True)
+    return _waiting(going, f"waiting for pods that use the claim {claim['metadata']['name']}", pods=True)
 
 
 def _named(pods: Sequence[str]) -> str:

@@ -281,7 +281,7 @@ class BackendProber:
                 text += "; the controller needs the right to get it (docs/SECURITY.md)"
                 raise Mistake("SecretUnreadable", text) from None
         if body is None:
-            text = f"there is no Secret {ref.name} in namespace {ref.namespace}; make it, and the Datastore goes on"
+            text = f"there is no Secret {ref.name} in namespace {ref.namespace}; create it, and the Datastore continues"
             raise Mistake("SecretNotFound", text)
         try:
             return self._secrets.put(ref, for_storage(parse_secret(body)))
@@ -294,7 +294,7 @@ def failure_of(error: Exception) -> DatastoreError:
     if isinstance(error, DatastoreError):
         return error
     log.error("work on a storage failed", exc_info=error)
-    return DatastoreError(f"a defect of the controller: {type(error).__name__}; its log says more")
+    return DatastoreError(f"a bug in the controller: {type(error).__name__}; its log says more")
 
 
 def _now() -> str:

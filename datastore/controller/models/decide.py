@@ -186,7 +186,7 @@ def _ended(seen: Observed, version: ModelVersion) -> Plan:
         return Plan(delete=(seen.job,), soon=True)
     if ended(seen.job) == "Failed":
         reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
-        return _told(seen, "Failed", reason, f"{why}; make another ModelVersion when that is mended")
+        return _told(seen, "Failed", reason, f"{why}; create another ModelVersion when that is fixed")
     found = {name: said[name] for name in ("version", "digest", "files", "bytes", "saved", "location")}
     reason = SAVED if said.get("new") or version.spec.version is not None else SAME
     text = f"{version.spec.model}:{said['version']}"

@@ -71,7 +71,7 @@ def decide_export(seen: ObservedExport) -> Plan:
     name, said = seen.job["metadata"]["name"], dict(seen.answer or {})
     if ended(seen.job) == "Failed":
         reason, why = str(said.get("reason") or "JobFailed"), str(said.get("error") or "the Job's pods failed")
-        return _told(seen, "Failed", reason, f"{why}; make another ModelExport when that is mended")
+        return _told(seen, "Failed", reason, f"{why}; create another ModelExport when that is fixed")
     if ended(seen.job) and "version" not in said:
         # The Job's pod is gone, and its answer with it. A new Job finds what this one exported.
         return Plan(delete=(seen.job,), soon=True)

@@ -125,7 +125,7 @@ class Operator:
         except (ApiError, Unavailable) as error:
             why = str(error)
         if self._limiter.allows(f"{resource.plural} {why}", time.monotonic()):
-            log.warning("waits for what it shall watch", extra=fields(kind=resource.plural, error=why))
+            log.warning("waits for the kinds that it watches", extra=fields(kind=resource.plural, error=why))
         return False
 
     async def _work(self, queue: WorkQueue, reconcile: Reconcile) -> None:
@@ -151,7 +151,7 @@ class Operator:
             wait_s = self._again(key, error, "refused")
         except Exception as error:
             # One object that we can't handle must not stop the others; it is logged with its traceback.
-            log.exception("an object could not be worked on", extra=fields(object="/".join(key)))
+            log.exception("an object could not be reconciled", extra=fields(object="/".join(key)))
             wait_s = self._again(key, error, "failed")
         else:
             self._failures.pop(key, None)

@@ -32,7 +32,7 @@ def arguments(module: str, what: str, defaults: RuntimeSettings) -> argparse.Arg
         dest="namespaces",
         help="serve only this one and its own; repeatable (also: NAMESPACES=a,b)",
     )
-    add("--workers", type=int, default=defaults.workers, help=f"{what} worked on at once")
+    add("--workers", type=int, default=defaults.workers, help=f"{what} reconciled at once")
     add("--port", type=int, default=defaults.port, help="of /livez, /readyz and /metrics")
     add("--verbose", action="store_true", help="log every step")
     return parser
@@ -60,7 +60,7 @@ def run(settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Ki
         asyncio.run(_run(settings, name, kind))
         code = 0
     except Exception:
-        log.exception("the controller can't go on")
+        log.exception("the controller can't continue")
     # Threads may still wait for a storage server, and a normal exit would wait for the threads.
     logging.shutdown()
     os._exit(code)

@@ -32,7 +32,7 @@ def arguments() -> argparse.ArgumentParser:
         default=[],
         choices=OVERLAYS,
         help="what users may put into the templates of their pods; repeatable; none: who may create TrainingJobs may "
-        "run plain pods, no more",
+        "run plain pods only",
     )
     return parser
 

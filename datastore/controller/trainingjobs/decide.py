@@ -448,7 +448,7 @@ def _gang(seen: Observed, job: TrainingJob, status: _Status, replicas: Sequence[
         if seen.now - (time_of(starting["lastTransitionTime"]) or seen.now) < deadline:
             return None
         message = (
-            f"not all replicas could start within {job.spec.start_deadline_seconds} s; what they had is given back"
+            f"not all replicas could start within {job.spec.start_deadline_seconds} s; their resources are released"
         )
         status.set("Starved", True, "NotStartedInTime", message)
         status.fields.pop("startTime", None)
@@ -600,7 +600,7 @@ def _scheduled(seen: Observed, job: TrainingJob, status: _Status) -> Plan:
         running = [each["metadata"]["name"] for each in seen.runs if not _has_finished(each)]
         run = schedule.run_of(job, due)
         if running and running != [run.name]:
-            message = f"{running[0]} still ran at {due:%Y-%m-%d %H:%M} UTC, so that time was left out"
+            message = f"{running[0]} still ran at {due:%Y-%m-%d %H:%M} UTC, so that time was skipped"
         else:
             message, made = "", _run(seen, run)
             status.fields["lastRun"] = run.name

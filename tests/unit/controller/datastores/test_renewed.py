@@ -205,7 +205,7 @@ def test_a_secret_that_may_not_be_read_is_told_with_the_words_of_the_api_server(
     ("error", "reason", "words"),
     [
         (FORBIDDEN, "SecretUnreadable", 'secrets "keys" is forbidden'),
-        (KeyError("x"), "Failed", "a defect of the controller: KeyError"),
+        (KeyError("x"), "Failed", "a bug in the controller: KeyError"),
     ],
 )
 def test_a_deletion_that_fails_says_why_and_waits_before_the_next_try(
