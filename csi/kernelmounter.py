@@ -105,7 +105,7 @@ class KernelMounter:
             if not self._is_stale(spec):
                 self._note(MountHandle(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
                 return
-            log.warning("an export is not the one that was mounted: it is mounted anew", extra=fields(volume=volume_id))
+            log.warning("an export is not the one that was mounted: mounting it again", extra=fields(volume=volume_id))
         self._commands.unmount_all(spec.mountpoint)
         self._note(MountHandle(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
         try:
