@@ -10,11 +10,11 @@
                                       -> {"ok": true, "errors": []}; ok is false when not all was uploaded in this time,
                                       or when the mount is busy. With detach a busy mount is detached (a lazy unmount),
                                       and "detached" names its users. "elsewhere" names who has the mount in another
-                                      mount namespace: it goes on there. asked: CLOCK_MONOTONIC at which the time
+                                      mount namespace: it continues there. asked: CLOCK_MONOTONIC at which the time
                                       begins; without it the time begins when the request is read
 
 The socket has mode 0600, its directory 0700. Every operation has a deadline, after which the answer is not ok and says
-"late": true; the operation goes on. CLIENTS may be connected at a time.
+"late": true; the operation continues. CLIENTS may be connected at a time.
 Threads: those of UnixListener, and one for each operation.
 """
 

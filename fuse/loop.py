@@ -79,8 +79,8 @@ async def pause(seconds: float) -> None:
 
 
 def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
-    """Return what `call` returns in a thread of its own, which may go on after limit_s. Errors: TimeoutError, and those
-    of the call."""
+    """Return what `call` returns in its own thread, which may continue after limit_s. Errors: TimeoutError, and
+    those of the call."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -307,7 +307,7 @@ class Loop:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.runnable: deque[Ready] = deque()
-        """The next step of each task that can go on."""
+        """The next step of each task that can continue."""
         self._poll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Ready]] = []
@@ -471,7 +471,7 @@ class Loop:
         await over
 
     async def pause(self) -> None:
-        """Let the other tasks that can go on run one step each."""
+        """Let the other tasks that can continue run one step each."""
         over: Future[None] = Future()
         self.runnable.append(partial(over.set_result, None))
         await over

@@ -2,7 +2,7 @@
 
 It is independent of the FUSE protocol's wire format. The methods of a `Filesystem` are coroutines of its loop; one that
 can be answered from memory ends without an await. They raise `FSError` and DatastoreError. A caller may give up waiting
-(EINTR); the coroutine runs to its end all the same. Names and link targets are bytes. Times are nanoseconds since the
+(EINTR); the coroutine still runs to its end. Names and link targets are bytes. Times are nanoseconds since the
 epoch; `mode` includes the type bits; sizes and offsets are bytes.
 """
 

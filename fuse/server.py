@@ -65,7 +65,7 @@ LEAVE_S = 5.0
 METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
 """How often, and how many seconds apart, a server that takes over a mount tries to bind the metrics address."""
 PREPARED_TIMEOUT_S = 2_000_000.0
-"""How long a standby server waits until it is needed or its supervisor ends: 23 days, in effect for ever."""
+"""How long a standby server waits until it is needed or its supervisor ends: 23 days, in effect forever."""
 
 
 def own_process() -> dict[str, int | float]:

@@ -61,7 +61,7 @@ class Run:
     """
 
     head: int = 0
-    """The end of the reader's furthest read, where a sequential reader goes on."""
+    """The end of the reader's furthest read, where a sequential reader continues."""
     ahead_until: int = 0
     """The end of the ranges that were planned for this reader."""
     reads: int = RUN_READS

@@ -33,7 +33,7 @@ may follow closely, and the latest pieces are not on disk yet."""
 _SHARING_MAX = 8
 """The most sequential readers that share the readahead memory; of more, some have probably stopped reading."""
 _BRING_S = 60.0
-"""The longest that one bring_many() begins new fetches: each call finds out anew how many connections are useful."""
+"""The longest that one bring_many() begins new fetches: each call finds out again how many connections are useful."""
 _LOOP_BYTES = 1 << 20
 """The largest body that is received on the event loop; a pool thread receives a larger one."""
 _PIECE_BYTES = 1 << 20

@@ -17,7 +17,7 @@ Body = bytes | bytearray | memoryview
 Frame = bytes | list[Body]
 
 TTL_LIMIT_S = 1e9
-"""The longest time to live: about 30 years. The kernel takes longer ones for 'for ever', and this fits each field."""
+"""The longest time to live: about 30 years. The kernel takes longer ones for 'forever', and this fits each field."""
 _DIRENTPLUS = struct.Struct(abi.ENTRY_OUT.format + abi.DIRENT.format[1:])
 _NO_ATTR = (0,) * 16
 _NO_ENTRY = (0,) * 6 + _NO_ATTR

@@ -1,6 +1,6 @@
 """Serves a Filesystem through libfuse's path-based interface (mfusepy): on macOS, and on hosts without /dev/fuse.
 
-The adapter is thin and has libfuse's limits: each call walks its path anew; a file that is unlinked while it is open
+The adapter is thin and has libfuse's limits: each call walks its path again; a file that is unlinked while it is open
 becomes `.fuse_hidden*` until it is closed; there is no passthrough, the mount does not survive a crash of the server,
 and the kernel gets no invalidations (it drops old pages when the file is opened instead).
 Threads: libfuse's threads wait for coroutines of the event loop, which a thread of its own turns.

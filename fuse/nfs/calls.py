@@ -93,7 +93,7 @@ class Written(NamedTuple):
 
 
 class Line(NamedTuple):
-    """An entry of a directory. cookie: where READDIRPLUS goes on after it. handle: b'' if the server sent none."""
+    """An entry of a directory. cookie: where READDIRPLUS continues after it. handle: b'' if the server sent none."""
 
     name: bytes
     fileid: int

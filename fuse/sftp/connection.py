@@ -47,7 +47,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 ALIVE_S, ALIVE_COUNT = 5, 3
 """The keep-alive: a connection is given up after three unanswered requests in a row, five seconds apart."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
-"""The ciphers to prefer: they take half the processor time of ChaCha20, which asyncssh prefers."""
+"""The ciphers to prefer: they take half the CPU time of ChaCha20, which asyncssh prefers."""
 BROKEN = (
     asyncssh.SFTPNoConnection,
     asyncssh.SFTPConnectionLost,
@@ -201,7 +201,7 @@ class Connection:
         return await asyncio.shield(self._connecting)
 
     async def _connect_again(self) -> asyncssh.SFTPClient:
-        """Connect, with retries for outage_s. Waiting calls have deadlines of their own; a later call starts anew."""
+        """Connect, with retries for outage_s. Waiting calls have deadlines of their own; a later call starts again."""
         pause_s, until = FIRST_PAUSE_S, time.monotonic() + self.outage_s
         try:
             while True:

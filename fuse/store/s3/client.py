@@ -325,7 +325,7 @@ class S3Store:
     async def _copy_marker(
         self, source: str, target: str, replace: WriteOptions | None, if_match: ETag | None
     ) -> WriteResult | None:
-        """Make an empty directory object anew, since versitygw refuses to copy it; None when the source has a body."""
+        """Make an empty directory object again, since versitygw refuses to copy it; None when the source has a body."""
         info = await self.head(source)
         if if_match is not None and info.etag != if_match:
             raise PreconditionFailed(f"PUT {shown(target)}: {shown(source)} is another version", key=source, status=412)

@@ -50,7 +50,7 @@ _ENTRY_TAGS, _ENTRY_TAGS_METADATA = 40, 400
 _ENTRY_BYTES, _ENTRY_BYTES_METADATA = 4 << 10, 12 << 10
 """The largest entry: 3 KiB are a key of 1,024 bytes, each escaped as %FF. MinIO shows 2 KiB of metadata, and tags."""
 _ASKED = re.compile(rb"<(StartAfter|ContinuationToken|NextContinuationToken)(/>|>[^<]*</\1>)")
-"""The elements of a listing's page that say how it was asked for, and how to go on."""
+"""The elements of a listing's page that say how it was asked for, and how to continue."""
 _ITEM, _ITEM_END = b"<Contents>", b"</Contents>"
 _METADATA_END = b"</UserMetadata>"
 _ADDED = re.compile(rb"<(UserMetadata|UserTags|Internal)>.*?</\1>", re.DOTALL)
