@@ -39,7 +39,7 @@ DEADLINE_S = 10.0
 COMMAND_DEADLINE_S = 30.0
 """The same for a command, which a busy cluster may keep waiting; kubectl waits as long for a connection."""
 OUTAGE_S = 600.0
-"""How long a caller that follows work in the cluster waits for an API server that is away; the work goes on."""
+"""How long a caller that follows work in the cluster waits for an API server that is away; the work continues."""
 PAGE = 500
 DEFAULT_NAMESPACE = "default"
 EVERYWHERE = ""

@@ -20,7 +20,7 @@ SUPERVISOR_DIED = (
     "its supervisor process has died: it serves on, but if its server dies too, programs get errors; "
     "`datastore umount` it when it suits, and mount it again"
 )
-SERVER_DIED = "the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
+SERVER_DIED = "the mount has crashed; `datastore umount` removes it, `datastore mount` mounts it again"
 _WITHOUT_SUPERVISOR = {"supervisorPid": 0, "restart": "not possible: no supervisor", "trouble": SUPERVISOR_DIED}
 
 

@@ -78,7 +78,7 @@ def _state(each: dict[str, Any]) -> str:
 
 
 def _retry(record: MountRecord) -> None:
-    """Have the server upload all files. Errors: Unsynced with what is left; Interrupted, but the server goes on."""
+    """Have the server upload all files. Errors: Unsynced with what is left; Interrupted, but the server continues."""
     if record.in_kernel:  # no server of ours keeps changes of it
         note(f"everything of {record.name} is uploaded")
         return

@@ -8,7 +8,7 @@ ModelError
  |   '- FormatUnknown   the manifest is of another release
  |- SourceInvalid       a version can't hold what is to be saved, or it is not there     (exit code 2)
  |- SourceChanged       what is to be saved changed while it was saved
- '- SaveLost            the save was taken for dead, or asked to stop
+ '- SaveLost            the save was considered dead, or asked to stop
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def mounted_at(path: str) -> Mount | None:
 
 
 def end_dead(path: str) -> None:
-    """Detach a dead mount; as root, end its connection too, so that no process waits for ever. Errors: MountFailed."""
+    """Detach a dead mount; as root, end its connection too, so that no process waits forever. Errors: MountFailed."""
     if os.geteuid() == 0 and MOUNTINFO.exists():
         # MNT_FORCE ends the connection, and also unmounts if no process uses the mount: see umount(2).
         libc = ctypes.CDLL(None, use_errno=True)

@@ -48,10 +48,10 @@ def unmount(
     say: Callable[[str], None] = log.warning,
 ) -> str:
     """Upload what is left and unmount; with force, unmount also when that fails or takes longer than timeout_s.
-    detach: if programs use the directory, detach it as umount -l does. The programs go on, what they still write is
+    detach: if programs use the directory, detach it as umount -l does. The programs continue, what they still write is
     uploaded, and the mount ends with the last of them. Return a text that names them, or '' when there are none.
     timeout_s: FORCE_TIMEOUT_S or STOP_TIMEOUT_S by default. say: called with a line when a signal forces the unmount,
-    when the server goes on for a process that still has the mount in another mount namespace, as a local job may, and,
+    when the server runs on for a process that still has the mount in another mount namespace, as a local job may, and,
     if there is a watch for the signals of a person who waits, when the uploads take long.
     Errors: Unsynced when changes remain (kept on disk, or lost by force); controlclient.NotAnswering when the server
     hangs and force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor

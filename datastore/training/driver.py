@@ -101,7 +101,7 @@ class Driver(Protocol):
         tail: int | None = None,
     ) -> Iterator[LogLine]:
         """Yield the lines of the replicas' logs, from the oldest line kept; with tail, from that many before the end of
-        each. follow: go on until the job has ended."""
+        each. follow: continue until the job has ended."""
         ...
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:

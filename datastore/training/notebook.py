@@ -41,11 +41,11 @@ class Job:
         return self.observe().status.phase or "Pending"
 
     def logs(self, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the lines of the replicas' logs. follow: go on until the job has ended."""
+        """Yield the lines of the replicas' logs. follow: continue until the job has ended."""
         return self._driver.logs(self.name, self.namespace, follow=follow)
 
     def wait(self, timeout_s: float | None = None) -> Observed:
-        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job goes on."""
+        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job continues."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (observed := self.observe()).finished:
             if deadline is not None and time.monotonic() > deadline:

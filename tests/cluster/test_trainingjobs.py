@@ -354,7 +354,7 @@ def test_a_job_deleted_in_each_phase_leaves_nothing_and_a_lost_node_is_survived(
         for name, (phase, _) in jobs.items():
             if name != "lost":
                 bench.phase(phase, name)
-        said = {"evaluates": "the evaluator goes on", "gang": "no node has room", "waits": "missing is not there"}
+        said = {"evaluates": "the evaluator continues", "gang": "no node has room", "waits": "missing is not there"}
         bench.kube.wait_for(
             "their words",
             lambda: all(words in bench.status(name).get("message", "") for name, words in said.items()),

@@ -520,7 +520,7 @@ def test_ctrl_c_ends_the_looking_and_not_the_job(laptop: Laptop) -> None:
     following.send_signal(signal.SIGINT)
     said = following.communicate(timeout=PATIENCE_S)[1]
     assert following.returncode == 130
-    assert "looked-at goes on" in said
+    assert "looked-at continues" in said
     (laptop.directory / "go").touch()
     laptop.until("looked-at", "Succeeded")
 

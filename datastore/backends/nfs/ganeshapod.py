@@ -44,7 +44,7 @@ def ready(volume: Path, owner: str) -> None:
     """Make the directories of a new claim. Errors: Refused if DATA is gone, or if the claim can't be served."""
     data, state = volume / DATA, volume / STATE
     if state.is_dir() and not data.is_dir():
-        raise Refused(f"the directory {DATA} is gone from the claim; nothing is made anew in its place")
+        raise Refused(f"the directory {DATA} is gone from the claim; nothing is recreated in its place")
     uid, gid, mode = owner.split()
     if not state.is_dir():
         data.mkdir(exist_ok=True)

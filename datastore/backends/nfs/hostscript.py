@@ -157,7 +157,7 @@ def ensure(request: JSON) -> JSON:
         wanted = {name: request[name] for name in ("uid", "namespace", "name", "class", "options")}
         if mark is None:
             if request["made"]:
-                text = f"{place.path}/{place.directory} is gone: is its disk mounted? It is not made anew"
+                text = f"{place.path}/{place.directory} is gone: is its disk mounted? It is not recreated"
                 raise Refused("NotFound", text)
             mark = _make(place, request, {**wanted, "number": _number(place), "exported": True})
         elif mark != {**mark, **wanted, "exported": True}:

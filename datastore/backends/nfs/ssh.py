@@ -129,7 +129,7 @@ class Hosts:
             try:
                 status, output, said = _run(connection, script, request, until)
             except (OSError, EOFError, paramiko.SSHException) as error:
-                # The connection may be half dead: the next run() makes a new one; scripts on this one may go on.
+                # The connection may be half dead: the next run() makes a new one; scripts on this one may continue.
                 connection.retired = True
                 if isinstance(error, TimeoutError):
                     raise DeadlineExceeded(f"NFS host {address} did not answer within {limit_s:.0f} s") from error

@@ -28,7 +28,7 @@ _QUEUE = 256
 
 
 class Detached(Exception):
-    """Ctrl-C or another signal ended the following; the job goes on."""
+    """Ctrl-C or another signal ended the following; the job continues."""
 
 
 def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
@@ -74,7 +74,7 @@ def _observed(driver: Driver, name: str, namespace: str, outage: Outage) -> Obse
         observed = driver.observe(name, namespace)
     except Unreachable as error:
         if outage.bear(error):
-            note(f"{error}; the job goes on, and is shown again when it answers")
+            note(f"{error}; the job continues, and is shown again when it answers")
         return None
     outage.over()
     return observed

@@ -61,7 +61,7 @@ def submit_command(
             try:
                 observed = follow(driver, job.name, namespace, watch)
             except Detached:
-                note(f"{job.name} goes on; `datastore job suspend {job.name}` stops it, `delete` ends and forgets it")
+                note(f"{job.name} continues; `datastore job suspend {job.name}` stops it, `delete` ends and forgets it")
                 raise typer.Exit(ExitCode.INTERRUPTED) from None
         note(f"{job.name}: {observed.status.phase}: {observed.status.message}")
         if observed.status.freed_seconds is not None:

@@ -161,7 +161,7 @@ def _made(
     try:
         return made, run(lambda progress: _followed(client, kind, resource, name, progress), shown)
     except Interrupted:
-        note(f"it goes on in the cluster: kubectl get {kind.lower()} {name}")
+        note(f"it continues in the cluster: kubectl get {kind.lower()} {name}")
         raise
 
 
@@ -201,7 +201,7 @@ def _followed(client: KubeClient, kind: str, resource: Resource, name: str, prog
             found = client.get(resource, name)
         except Unreachable as error:
             if outage.bear(error):
-                note(f"{error}; the work goes on, and is shown again when it answers")
+                note(f"{error}; the work continues, and is shown again when it answers")
             time.sleep(POLL_S)
             continue
         outage.over()

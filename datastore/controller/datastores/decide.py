@@ -93,7 +93,7 @@ class Plan:
     """What to merge into the status of the claim."""
     apply: tuple[JSON, ...] = ()
     replace: JSON | None = None
-    """A PersistentVolume to delete and make anew under the same name."""
+    """A PersistentVolume to delete and recreate under the same name."""
     status: JSON = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     again: bool = False
@@ -319,7 +319,7 @@ def _bound(observed: Observed, claim: Raw, effective: EffectiveSpec) -> Finding:
     if phase == "Bound":
         return Finding(type="Provisioned", status="True", reason="Bound", message=f"pods mount the claim {name}")
     if phase == "Lost" and not effective.spec.claim and _remade(claim, observed.volume, observed.now):
-        text = f"the volume of PersistentVolumeClaim {name} was made anew and is being bound to it; no data is touched"
+        text = f"the volume of PersistentVolumeClaim {name} was recreated and is being bound to it; no data is touched"
         return Finding(type="Provisioned", status="False", reason="VolumeReplacing", message=text)
     if phase == "Lost":
         text = f"PersistentVolumeClaim {name} has lost its volume"

@@ -55,7 +55,7 @@ class Nodes:
         return tuple(found)
 
     async def run(self) -> None:
-        """Watch for ever, whenever a class needs the addresses and this replica leads."""
+        """Watch forever, whenever a class needs the addresses and this replica leads."""
         while True:
             while not (self._active() and self._wanted()):
                 await asyncio.sleep(WANTED_S)

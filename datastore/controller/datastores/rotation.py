@@ -53,7 +53,7 @@ class Announcer:
         self._queue.add((secret.namespace, secret.name))
 
     async def run(self) -> None:
-        """Annotate the pods of queued Secrets, for ever."""
+        """Annotate the pods of queued Secrets, forever."""
         while True:
             key = await self._queue.get()
             secret = SecretRef(namespace=key[0], name=key[1])

@@ -84,7 +84,7 @@ class SecretWatch:
         self._limiter = Limiter()
 
     async def run(self, namespace: str) -> None:
-        """Watch one namespace ('' for all), for ever."""
+        """Watch one namespace ('' for all), forever."""
         while True:
             while not self._active():
                 await asyncio.sleep(0.1)

@@ -48,7 +48,7 @@ class Actor:
             await self._recorder.record(body, event)
 
     async def finalizer(self, body: Raw, name: str, *, present: bool) -> None:
-        """Put our finalizer on an object or take it off. The uid keeps apply from creating a deleted object anew."""
+        """Put our finalizer on an object or take it off. The uid keeps apply from creating a deleted object again."""
         change = _named(body)
         if present:
             change["metadata"]["finalizers"] = [name]

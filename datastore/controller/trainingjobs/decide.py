@@ -30,7 +30,7 @@ Raw = Mapping[str, Any]
 JSON = dict[str, Any]
 
 EVALUATING = "Evaluating"
-"""Reason of Running when the training has succeeded and the evaluator goes on: no freed Job is made again."""
+"""Reason of Running when the training has succeeded and the evaluator continues: no freed Job is made again."""
 STARTING, STARTED = "Starting", "Started"
 """Reasons of Starved=False: the gang is starting; all its replicas have started, and are no longer treated as a gang.
 Reasons of Running: the pods that had no node have one now; a replica has started."""
@@ -405,7 +405,7 @@ def _as_released(replicas: Sequence[Replica], policy: RunPolicy, missing: Sequen
 
 
 def _release(seen: Observed, status: _Status, decision: Release) -> Plan:
-    message = "the training has succeeded; the evaluator goes on"
+    message = "the training has succeeded; the evaluator continues"
     status.set("Running", True, EVALUATING, message)
     status.phase("Running", message)
     if status.fields != seen.body.get("status"):

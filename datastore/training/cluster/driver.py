@@ -162,7 +162,7 @@ class KubernetesDriver:
                 if not follow:
                     raise
                 if outage.bear(error):
-                    self._say(f"{error}; the job goes on, and its log is shown again when it answers")
+                    self._say(f"{error}; the job continues, and its log is shown again when it answers")
             if ended or not follow:
                 return
             time.sleep(POLL_S)

@@ -2,7 +2,7 @@
 PET_*, the arguments of torchrun ("torchrun (Elastic Launch)": each can be given by the variable PET_NAME).
 
 Without torchrun each task is one process, and RANK and WORLD_SIZE count tasks. torchrun starts a process for each GPU
-of its task, or one process without GPUs, and sets both variables anew.
+of its task, or one process without GPUs, and sets both variables again.
 """
 
 from __future__ import annotations

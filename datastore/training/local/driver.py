@@ -356,7 +356,7 @@ def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
 
 def _sweep(directory: JobDirectory, deadline: float) -> None:
     """Remove what a dead launcher left: containers, processes, cgroups and mounts. Most processes ended with the
-    launcher; a save does not, nor a bwrap that was just starting, which would wait for its parent for ever.
+    launcher; a save does not, nor a bwrap that was just starting, which would wait for its parent forever.
     deadline: until when (time.monotonic()) uploads are waited for. Errors: DatastoreError when something is still
     mounted then."""
     if run := directory.read_state().run:

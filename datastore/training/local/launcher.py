@@ -78,7 +78,7 @@ class _Times:
 
     started: float = 0.0
     trained: float | None = None
-    """When the training succeeded, while the evaluator goes on; None before."""
+    """When the training succeeded, while the evaluator continues; None before."""
     sampled: float = 0.0
     checked: float = 0.0
 
@@ -345,7 +345,7 @@ class Launcher:
                 case Release():
                     self._times.trained = time.monotonic()
                     self._end([each for each in self._replicas if each.task in decision.tasks])
-                    self._phase("Running", "the training has succeeded; the evaluator goes on")
+                    self._phase("Running", "the training has succeeded; the evaluator continues")
                 case Finish():
                     phase: Literal["Succeeded", "Failed"] = "Succeeded" if decision.succeeded else "Failed"
                     return Ended(phase=phase, reason=decision.reason, message=decision.message)
@@ -396,7 +396,7 @@ class Launcher:
             return Ended(phase="Suspended", reason="Suspended", message=message)
         if stop == "suspend":
             return Ended(
-                phase="Suspended", reason="Suspended", message="it is suspended; `datastore job resume` goes on"
+                phase="Suspended", reason="Suspended", message="it is suspended; `datastore job resume` continues it"
             )
         if stop == "free":
             return Ended(phase="Failed", reason="Freed", message="it was ended by `free`, before it had finished")
@@ -586,7 +586,7 @@ class Launcher:
         self._write()
 
     def _write(self) -> None:
-        """Record the state; if that fails, as while the disk is full, the job goes on and the next call records it."""
+        """Record the state; if that fails, as on a full disk, the job continues and the next call records it."""
         with suppress(OSError):
             self._record()
 

@@ -67,7 +67,7 @@ class Submitter:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a command wants the launcher to do. stop: '' (go on), 'suspend', 'free' or 'delete'."""
+    """What a command wants the launcher to do. stop: '' (continue), 'suspend', 'free' or 'delete'."""
 
     stop: str = ""
 

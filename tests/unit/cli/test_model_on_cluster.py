@@ -107,4 +107,4 @@ def test_work_is_followed_over_an_outage_of_the_api_server(
     client: Any = Away()
     status = oncluster._followed(client, "ModelVersion", VERSIONS, "digits-1", Progress())
     assert status == {"phase": "Ready"}
-    assert capsys.readouterr().err.count("no answer; the work goes on") == 1
+    assert capsys.readouterr().err.count("no answer; the work continues") == 1

@@ -501,7 +501,7 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
         ("b.txt", 1024, "403 AccessDenied"),
     ]
     assert "output at" in cli("doctor").out
-    crashed = f"{place}: the mount has crashed; `datastore umount` removes it, `datastore mount` starts anew"
+    crashed = f"{place}: the mount has crashed; `datastore umount` removes it, `datastore mount` mounts it again"
     assert cli("warm", "output") == (1, "", f"error: {crashed}\n")
     ended = cli("umount", "output")
     assert ended.code == 6

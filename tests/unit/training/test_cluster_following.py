@@ -78,7 +78,7 @@ def test_a_log_is_followed_over_an_outage(api: PlayedApi, tmp_path: Path, monkey
     assert [each.text for each in cluster.logs("digits", "team", follow=True)] == ["one", "two"]
     assert next(steps, None) is None
     assert len(told) == 1
-    assert told[0].endswith("; the job goes on, and its log is shown again when it answers")
+    assert told[0].endswith("; the job continues, and its log is shown again when it answers")
 
 
 def test_a_log_begins_with_its_last_lines_and_is_followed(
@@ -141,7 +141,7 @@ def test_a_job_is_shown_over_an_outage_and_that_is_said(
     with watching() as watch:
         observed = following.follow(cluster, "digits", "team", watch)
     assert observed.status.phase == "Succeeded"
-    assert capsys.readouterr().err.count("the job goes on") == 1
+    assert capsys.readouterr().err.count("the job continues") == 1
 
 
 @promise("S-332")
