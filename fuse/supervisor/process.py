@@ -255,7 +255,7 @@ class Supervisor:
             self.refusal = None
         elif pause_s and self.device_fd >= 0:
             if self.refusal is None:
-                log.error("no mount server is running; callers that waited too long get an error")
+                log.error("no mount server is running; a caller that waited too long is refused")
                 self.refusal = Refusal(self.device_fd, resend=self._can_resend())
             if not self.refusal.answer(pause_s, older_than_s=patience_s):
                 return False
