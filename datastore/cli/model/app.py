@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from datastore.cli.model import delete, diff, export, gc, import_, list_, mount, save, show, tag, verify
+from datastore.cli.umount import umount_command
 
 HELP = """Models: directories saved as versions that never change.
 
@@ -22,5 +23,6 @@ app.command("verify")(verify.verify_command)
 app.command("export")(export.export_command)
 app.command("import")(import_.import_command)
 app.command("mount")(mount.mount_command)
+app.command("umount")(umount_command)
 app.command("delete")(delete.delete_command)
 app.command("gc")(gc.gc_command)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from datastore.api.manifest import Manifest
 from datastore.cli.console import note
 from datastore.cli.model.oncluster import export_on_cluster
 from datastore.cli.model.places import Endpoint, File, Store, open_store, open_target
@@ -79,6 +80,7 @@ def export_command(
     if base is not None and not target.startswith("oci:"):
         raise typer.BadParameter("--base is for oci:DIR")
     with open_store(file, store) as opened:
+        _check_is_local(target, opened.manifest)
         models = opened.models
         number = models.resolve(asked)
 
@@ -101,15 +103,27 @@ def export_command(
 
 
 def _check_target(target: str, cluster: bool) -> None:
-    """Errors: typer.BadParameter for the name of a file that an export can't make; it would become a directory."""
+    """Errors: typer.BadParameter for a file or an address that no export makes; it would become a directory here."""
     if target.startswith("oci:"):
         return
+    if "://" in target and not target.startswith(_REMOTE):
+        raise typer.BadParameter(f"{target}: an export goes to a directory, FILE.tar, s3://, datastore:// or oci:DIR")
     if target.lower().endswith(_ARCHIVES):
         raise typer.BadParameter(f"{target}: an export is a directory, FILE.tar, which is not compressed, or oci:DIR")
     if target.startswith(_REMOTE) and target.endswith(".tar") and not cluster:
         raise typer.BadParameter(
             f"{target}: a tar file is written to this machine; export to FILE.tar and copy that, or let a Job of the "
             "cluster write it (--cluster)"
+        )
+
+
+def _check_is_local(target: str, manifest: Manifest) -> None:
+    """Errors: typer.BadParameter for DATASTORE/path, which `save --from` and --cluster take, where no directory is."""
+    name = target.partition("/")[0]
+    if any(each.name == name for each in manifest.datastores) and not os.path.isdir(name):
+        raise typer.BadParameter(
+            f"{target}: {name} is a Datastore of {manifest.source}; write datastore://{target} for a place in it, or "
+            f"./{target} for one on this machine"
         )
 
 

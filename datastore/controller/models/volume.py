@@ -101,7 +101,7 @@ def volume_spec(datastore: Raw, volume: Raw) -> dict[str, str]:
     csi = volume["spec"].get("csi") or {}
     if csi.get("driver") != DRIVER:
         text = f"Datastore {datastore['metadata']['name']} is another driver's volume, which shows no single version"
-        raise Mistake("StoreNotSupported", f"{text}; keep models in s3, nfs or sftp", permanent=True)
+        raise Mistake("StoreNotSupported", f"{text}; keep models in s3 or nfs", permanent=True)
     context: dict[str, str] = dict(csi.get("volumeAttributes") or {})
     settings = (datastore.get("status") or {}).get("mount")
     return with_settings(context, settings) if settings else context

@@ -216,6 +216,7 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["export", "digits", "out", "--base", "x"], 2, "--base is for oci:DIR"),
         (["export", "digits", "out.zip"], 2, "out.zip: an export is a directory, FILE.tar, which is not compressed"),
         (["export", "digits", "big.tar.gz"], 2, "big.tar.gz: an export is a directory, FILE.tar"),
+        (["export", "digits", "file:///srv/out"], 2, "file:///srv/out: an export goes to a directory"),
         (["export", "digits", "s3://bucket/out.tar"], 2, "out.tar: a tar file is written to this machine"),
         (["gc", "--older-than", "soon"], 2, "must be a duration"),
     ],
@@ -226,6 +227,29 @@ def test_what_is_wrong_is_told_in_one_line(here: Path, cli: Cli, arguments: list
     assert words in found.err
     assert found.err.startswith("error: ")
     assert found.err.count("\n") == 1
+
+
+def test_an_export_to_a_datastore_is_not_taken_for_a_directory(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`save --from runs/7` means the Datastore; an export to runs/8 made a directory ./runs/8 without a word."""
+    assert cli("model", "save", "digits", "--from", "runs/7").code == 0
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    refused = cli("model", "export", "digits", "runs/8", "-f", here / "p.yaml")
+    assert refused.code == 2
+    assert "write datastore://runs/8 for a place in it, or ./runs/8 for one on this machine" in refused.err
+    assert os.listdir(elsewhere) == []
+    assert cli("model", "export", "digits", "./runs/8", "-f", here / "p.yaml").code == 0
+    assert os.listdir(elsewhere) == ["runs"]
+
+
+def test_a_mounted_version_is_unmounted_by_the_pair_of_its_verb(here: Path, cli: Cli) -> None:
+    assert cli("model", "save", "digits", "--from", "runs/7").code == 0
+    assert cli("model", "mount", "digits:1", "m").code == 0
+    found = cli("model", "umount", "m")
+    assert (found.code, "is unmounted from" in found.err) == (0, True)
 
 
 def test_without_a_file_it_says_how_to_name_one(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

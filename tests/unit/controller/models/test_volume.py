@@ -71,5 +71,5 @@ def test_a_version_in_a_directory_of_the_node() -> None:
 
 
 def test_another_drivers_volume_is_refused() -> None:
-    with pytest.raises(Mistake, match="keep models in s3, nfs or sftp"):
+    with pytest.raises(Mistake, match="keep models in s3 or nfs"):
         made(store(), volume({}, driver="ebs.csi.aws.com"))
