@@ -241,6 +241,7 @@ class ModelVersionStatus(Part):
     files: Count | None = Field(None, description="Number of files in the version.")
     bytes: Count | None = Field(None, description="Size of all files of the version, in bytes.")
     size: Label | None = Field(None, description="The same size as text for people, e.g. 1.5 GiB.")
+    store: Label | None = Field(None, description="Name of the Datastore that holds the version.")
     location: Text | None = Field(None, description="Where the version's files are, as a URL.")
     saved: Timestamp | None = Field(None, description="When the version was saved.")
     claim: Label | None = Field(

@@ -99,6 +99,11 @@ def store_name(model: Raw | None) -> str:
     return str((model or {}).get("spec", {}).get("store") or DEFAULT_STORE)
 
 
+def store_of(body: Raw, model: Raw | None) -> str:
+    """Return the name of the Datastore that holds a version. Its Model may be gone, or be another one by now."""
+    return str((body.get("status") or {}).get("store") or store_name(model))
+
+
 def is_saved(body: Raw) -> bool:
     """Return whether condition Saved is True: it is known which version of the store this is."""
     return condition(body, "Saved").get("status") == "True"
@@ -144,7 +149,7 @@ def _made(seen: Observed, version: ModelVersion) -> Plan:
         if seen.waiting:
             return _told(seen, "Saving", "PodPending", f"the Job's pod does not run yet: {seen.waiting}", soon=True)
         return _told(seen, "Saving", "JobRunning", f"Job {seen.job['metadata']['name']} works on it", soon=True)
-    name = store_name(seen.model)
+    name = store_of(body, seen.model)
     if seen.store is None and name == DEFAULT_STORE and len(seen.classes) == 1:
         store = {
             "apiVersion": API_VERSION,
@@ -153,7 +158,9 @@ def _made(seen: Observed, version: ModelVersion) -> Plan:
             "spec": {"storageClassName": seen.classes[0], "reclaimPolicy": "Retain"},
         }
         return Plan(create=(store,), soon=True)
-    roles = [Role("store", name, seen.store, seen.store_volume)]
+    moved = _moved(seen.model, version)
+    written = version.spec.source is not None or bool(moved)
+    roles = [Role("store", name, seen.store, seen.store_volume, written=written)]
     if version.spec.source is not None:
         roles.append(Role("source", version.spec.source.datastore, seen.source, seen.source_volume, "if needed"))
     places = reached(roles)
@@ -164,10 +171,10 @@ def _made(seen: Observed, version: ModelVersion) -> Plan:
         verb,
         places.places["store"],
         places.places.get("source"),
-        _moved(seen.model, version),
+        moved,
     )
     job = wanted_job(body, verb, request, seen.image, places)
-    told = _told(seen, "Saving", "JobCreated", f"Job {job['metadata']['name']} was made")
+    told = _told(seen, "Saving", "JobCreated", f"Job {job['metadata']['name']} was made", {"store": name})
     return Plan(create=(job,), status=told.status, events=told.events, soon=True)
 
 
@@ -195,7 +202,7 @@ def _ended(seen: Observed, version: ModelVersion) -> Plan:
         message += f"; Model {version.spec.model} says what {', '.join(left)} means"
     plan = _told(seen, "Ready", reason, message, {**found, "size": format_size(int(said["bytes"]))})
     assert seen.model is not None, "made before"
-    of_model = model_status(seen.model, said, store_name(seen.model), seen.now)
+    of_model = model_status(seen.model, said, store_of(seen.version, seen.model), seen.now)
     return Plan(status=plan.status, events=plan.events, model_status=of_model, soon=True)
 
 
@@ -247,15 +254,18 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         return Plan(delete=delete, soon=True)
     job = seen.job
     stored = saved_it(body, version)
-    if not stored or seen.namespace_ends or seen.store is None or seen.store_volume is None or seen.image is None:
+    if not stored or seen.namespace_ends or seen.store is None:
         return Plan(finalizer=False)
     if job is None:
         try:
-            places = reached([Role("store", store_name(seen.model), seen.store, seen.store_volume)])
-        except Mistake:
-            return Plan(finalizer=False)
-        request = request_of(version, body["metadata"]["uid"], "delete", places.places["store"], None)
-        return Plan(create=(wanted_job(body, "delete", request, seen.image, places),), soon=True)
+            named = store_of(body, seen.model)
+            places = reached([Role("store", named, seen.store, seen.store_volume, written=True)])
+            request = request_of(version, body["metadata"]["uid"], "delete", places.places["store"], None)
+            return Plan(create=(wanted_job(body, "delete", request, seen.image, places),), soon=True)
+        except Mistake as mistake:
+            if mistake.permanent or "deletionTimestamp" in seen.store["metadata"]:
+                return Plan(finalizer=False)
+            return _told(seen, "Deleting", mistake.reason, f"the bytes are not deleted: {mistake}")
     if job["metadata"]["name"] != job_name(body, "delete"):
         # A save that still runs is ended first.
         return Plan(delete=() if "deletionTimestamp" in job["metadata"] else (job,), soon=True)
@@ -302,6 +312,6 @@ def _told(
         "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
     }
     same = (before.get("phase"), condition(body, "Ready").get("reason")) == (phase, reason)
-    warning = phase in ("Failed", "Pending") or reason in ("VersionInUse", REFUSED)
+    warning = phase in ("Failed", "Pending", "Deleting") or reason == REFUSED
     events = () if same else (Event(reason=reason, message=message, warning=warning),)
     return Plan(status=status, events=events, soon=soon)

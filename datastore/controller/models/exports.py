@@ -89,7 +89,7 @@ def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
     spec = export.spec
     if seen.model is None:
         raise Mistake("ModelNotFound", f"there is no Model {spec.model} in this namespace; apply one")
-    aliases = {each["name"]: each["version"] for each in (seen.model.get("status") or {}).get("aliases") or ()}
+    listed = {each["name"]: each["version"] for each in (seen.model.get("spec") or {}).get("aliases") or ()}
     places = reached(
         [
             Role("store", store_name(seen.model), seen.store, seen.store_volume, "if needed"),
@@ -99,14 +99,15 @@ def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
                 seen.target,
                 seen.target_volume,
                 "if needed" if spec.format == "directory" else "always",
+                written=True,
             ),
         ]
     )
     request = {
         "do": VERB,
         "model": spec.model,
-        # An alias is resolved now, so that a second pod exports the same version; the Job resolves what is not known.
-        "version": spec.version or aliases.get(spec.alias or ""),
+        # What the Model says of an alias holds before a Job has moved it; the Job asks the store for other aliases.
+        "version": spec.version or listed.get(spec.alias or ""),
         "alias": spec.alias,
         "path": spec.to.path,
         "format": spec.format,

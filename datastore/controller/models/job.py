@@ -84,13 +84,15 @@ Mounted = Literal["never", "if needed", "always"]
 
 
 class Role(NamedTuple):
-    """A Datastore that a Job uses. role: store, source or target; named: its name; volume: its PersistentVolume."""
+    """A Datastore that a Job uses. role: store, source or target; named: its name; volume: its PersistentVolume.
+    written: whether the Job writes there."""
 
     role: str
     named: str
     datastore: Raw | None
     volume: Raw | None
     mounted: Mounted = "never"
+    written: bool = False
 
 
 class Inline(NamedTuple):
@@ -110,7 +112,10 @@ class Places(NamedTuple):
 
 
 def reached(roles: Sequence[Role]) -> Places:
-    """Return how a Job reaches Datastores. Errors: Mistake when one is missing, not Ready, or its Secret elsewhere."""
+    """Return how a Job reaches Datastores.
+
+    Errors: Mistake when one is missing, not Ready, read-only where the Job writes, or its Secret elsewhere.
+    """
     found = Places({}, {}, {}, {})
     for each in roles:
         named, datastore = each.named, each.datastore
@@ -125,7 +130,11 @@ def reached(roles: Sequence[Role]) -> Places:
         if each.volume is None or not claim or ready.get("status") != "True":
             why = ready.get("message") or "it is new"
             raise Mistake("DatastoreNotReady", f"Datastore {named} is not Ready: {why}")
-        place, secret = _place(datastore, each.volume, each.role, each.mounted)
+        spec = _spec(datastore, each.volume)
+        if each.written and (datastore["spec"].get("readOnly") or (spec is not None and spec.read_only)):
+            text = f"Datastore {named} has readOnly: true, so nothing is written there; name another, or change that"
+            raise Mistake("DatastoreReadOnly", text)
+        place, secret = _place(datastore, each.volume, spec, each.role, each.mounted)
         found.places[each.role] = place
         if "directory" in place and not secret:
             found.claims[each.role] = str(claim)
@@ -142,14 +151,15 @@ def condition(body: Raw, kind: str) -> Mapping[str, Any]:
     return next((each for each in found if each.get("type") == kind), {})
 
 
-def _place(datastore: Raw, volume: Raw, role: str, mounted: Mounted) -> tuple[dict[str, Any], str]:
+def _place(
+    datastore: Raw, volume: Raw, spec: DatastoreSpec | None, role: str, mounted: Mounted
+) -> tuple[dict[str, Any], str]:
     """Return how a Job reaches a Datastore, and the bucket's Secret ('': none in this namespace). Errors: Mistake.
 
     A bucket that is always mounted is mounted by an inline volume if its Secret is in this namespace. There the Job's
     fsGroup lets it write like the owner and concerns no other pod; pods that share a claim's mount need the same one.
     """
     namespace = datastore["metadata"]["namespace"]
-    spec = None if "hostPath" in volume["spec"] else _spec(datastore, volume)
     location = str((datastore.get("status") or {}).get("location", ""))
     if spec is None or spec.s3 is None:
         return {"directory": f"/{role}", "location": location}, ""

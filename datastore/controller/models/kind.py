@@ -25,7 +25,7 @@ from datastore.api.resources import (
 from datastore.controller.datastores.pods import NOT_ENDED, claims_of
 from datastore.controller.models import update
 from datastore.controller.models import volume as volumes
-from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, saved_it, store_name
+from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, saved_it, store_name, store_of
 from datastore.controller.models.exports import (
     VERB,
     ObservedExport,
@@ -229,7 +229,7 @@ class ModelKind:
             return Observed(version=body, now=now)
         going = "deletionTimestamp" in body["metadata"]
         model = self._stores["Model"].get((namespace, version.spec.model))
-        store = self._stores["Datastore"].get((namespace, store_name(model)))
+        store = self._stores["Datastore"].get((namespace, store_of(body, model)))
         named = version.spec.source.datastore if version.spec.source else ""
         source = self._stores["Datastore"].get((namespace, named)) if named else None
         jobs = self._stores["Job"]
@@ -244,7 +244,7 @@ class ModelKind:
             now=now,
             model=model,
             store=store,
-            store_volume=await self._volume(store) if claim is None else None,
+            store_volume=await self._volume(store) if going or claim is None else None,
             source=source,
             source_volume=await self._volume(source) if not is_saved(body) and not going else None,
             job=job,

@@ -66,7 +66,7 @@ def decide_model(seen: ObservedModel) -> Plan:
         is_told = condition(model, CONDITION).get("status") in (None, "True")
         return Plan() if is_told else _told(seen, "Updated", "", as_wanted=True)
     try:
-        places = reached([Role("store", store_name(model), seen.store, seen.store_volume)])
+        places = reached([Role("store", store_name(model), seen.store, seen.store_volume, written=True)])
         who = f"Model {model['metadata']['namespace']}/{model['metadata']['name']}"
         request = {
             "do": VERB,

@@ -10,7 +10,7 @@ import pytest
 
 from datastore.api.names import FINALIZER
 from datastore.api.volumecontext import DRIVER, SPEC
-from datastore.controller.models.decide import Observed, Plan, decide
+from datastore.controller.models.decide import Observed, Plan, decide, store_of
 from datastore.controller.models.volume import OWNED_BY
 from tests.promises import promise
 
@@ -41,10 +41,10 @@ def version(status: dict[str, Any] | None = None, going: bool = False, **spec: A
     return {**body, "status": status} if status else body
 
 
-def datastore(name: str, ready: str = "True") -> dict[str, Any]:
+def datastore(name: str, ready: str = "True", **spec: Any) -> dict[str, Any]:
     condition = {"type": "Ready", "status": ready, "reason": "R", "message": "the bucket is gone"}
     status = {"claimName": name, "conditions": [condition], "location": f"s3://{name}"}
-    return {"metadata": {"name": name, "namespace": "team"}, "status": status}
+    return {"metadata": {"name": name, "namespace": "team"}, "spec": spec, "status": status}
 
 
 def volume(bucket: str, secret_namespace: str = "team") -> dict[str, Any]:
@@ -238,6 +238,46 @@ def test_a_deletion_that_failed_is_tried_again_after_a_minute() -> None:
     waits = decide(replace(observed(going, **later), now="2026-01-01T00:00:59Z"))
     assert waits.delete == ()
     assert decide(replace(observed(going, **later), now="2026-01-01T00:01:00Z")).delete == (job,)
+
+
+@promise("S-397")
+@pytest.mark.parametrize(
+    ("store", "why"),
+    [
+        (datastore("models", "False"), "DatastoreNotReady"),
+        (datastore("models", readOnly=True), "DatastoreReadOnly"),
+    ],
+)
+def test_a_version_does_not_leave_its_bytes_in_a_store_that_is_not_reached_now(store: dict[str, Any], why: str) -> None:
+    """It waits, and says so, until the store can be written or is deleted itself."""
+    going = version(saved(), going=True)
+    waits = decide(observed(going, store=store))
+    assert (waits.finalizer, waits.create, reason(waits)) == (None, (), why)
+    assert waits.status is not None
+    assert "the bytes are not deleted: Datastore models" in waits.status["message"]
+    assert decide(observed(going, store_volume=None)).finalizer is None
+    ends = {**store, "metadata": {**store["metadata"], "deletionTimestamp": NOW}}
+    assert decide(observed(going, store=ends)) == Plan(finalizer=False)
+
+
+@promise("S-397")
+def test_a_version_remembers_its_store() -> None:
+    """Its Model may be deleted before it, or made again with another store."""
+    first = decide(observed(version(), model={"metadata": {"name": "digits"}, "spec": {"store": "central"}}))
+    assert first.status is not None
+    assert first.status["store"] == "central"
+    body = version(dict(first.status))
+    assert (store_of(body, None), store_of(version(), None)) == ("central", "models")
+
+
+@promise("S-379")
+def test_nothing_is_written_to_a_datastore_with_readonly() -> None:
+    """Nothing is saved to it; a version that it has already may be adopted, unless an alias is to be moved."""
+    store = datastore("models", readOnly=True)
+    assert reason(decide(observed(version(), store=store))) == "DatastoreReadOnly"
+    assert reason(decide(observed(version(version=7, aliases=["prod"]), store=store))) == "DatastoreReadOnly"
+    assert len(decide(observed(version(version=7), store=store)).create) == 1
+    assert len(decide(observed(version(), source=datastore("runs", readOnly=True))).create) == 1
 
 
 @promise("S-397")

@@ -48,8 +48,8 @@ def claims(plan: Plan) -> dict[str, bool]:
 
 @promise("S-404")
 def test_a_directory_goes_from_bucket_to_bucket_and_a_file_through_a_mount() -> None:
-    """The version is decided once; keys of another namespace never come into the Job."""
-    plan = looked_at(export(alias="prod"))
+    """Keys of another namespace never come into the Job."""
+    plan = looked_at(export(version=6))
     asked = request(plan)
     assert (asked["do"], asked["version"], asked["path"], asked["format"]) == ("export", 6, "out", "directory")
     assert asked["target"]["spec"]["s3"]["bucket"] == "partner"
@@ -73,9 +73,19 @@ def test_a_directory_goes_from_bucket_to_bucket_and_a_file_through_a_mount() -> 
 
 
 @promise("S-404")
+def test_an_alias_is_what_the_model_says_or_else_the_store() -> None:
+    """Not what a Job found last: the alias may just have been moved in the Model, or by a laptop in the store."""
+    listed = request(looked_at(export(alias="prod"), model=model({"prod": 7})))
+    assert (listed["version"], listed["alias"]) == (7, "prod")
+    other = request(looked_at(export(alias="prod")))
+    assert (other["version"], other["alias"]) == (None, "prod")
+
+
+@promise("S-404")
 @pytest.mark.parametrize(
     ("more", "why"),
     [
+        ({"target": datastore("partner", readOnly=True)}, "DatastoreReadOnly"),
         ({"model": None}, "ModelNotFound"),
         ({"target": None}, "DatastoreNotFound"),
         ({"store": datastore("models", "False")}, "DatastoreNotReady"),
