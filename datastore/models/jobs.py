@@ -21,7 +21,7 @@ from datastore.api.secretmanifest import SecretManifest, for_storage
 from datastore.api.source import LocalLocation, Source
 from datastore.api.volumecontext import SPEC, Reference, from_context
 from datastore.errors import DatastoreError, InvalidManifest, StoreError
-from datastore.models.errors import ModelNotFound, SaveLost, VersionDamaged
+from datastore.models.errors import SaveLost, VersionDamaged
 from datastore.models.jobcontract import EXIT_AGAIN, EXIT_FINAL, REQUEST, SECRETS
 from datastore.models.manifest import Lineage, VersionManifest
 from datastore.models.names import Reference as VersionReference
@@ -103,7 +103,7 @@ def _adopt(models: Models, request: Request, progress: Progress) -> dict[str, An
 
 
 def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
-    """Delete the version that a save made, if there is one, and the model's garbage.
+    """Delete the version that a save made, if there is one, and the model's garbage; return what status says of it.
 
     Errors: VersionInUse; VersionDamaged when the version may be one whose manifest does not tell any more.
     """
@@ -119,7 +119,7 @@ def _delete(models: Models, request: Request, _: Progress) -> dict[str, Any]:
             raise damage
     for garbage in models.garbage(model):
         models.remove_garbage(garbage)
-    return {"deleted": True}
+    return _of_model(models, model)
 
 
 def _update(models: Models, request: Request, _: Progress) -> dict[str, Any]:
@@ -173,13 +173,11 @@ def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[s
 
 
 def _of_model(models: Models, model: str) -> dict[str, Any]:
-    """Return what status says of a model."""
+    """Return what status says of a model. latest: 0 when it has no version any more."""
     newest, known = next(models.versions(model), None), models.numbers(model)
-    if newest is None:
-        raise ModelNotFound(f"{model} has no version any more")
     return {
         "store": models.storage.location,
-        "latest": newest.version,
+        "latest": newest.version if newest else 0,
         "versions": sum(1 for there in known.values() if there.manifest and there.tree),
         "aliases": dict([each for each in models.aliases(model).items() if each[1]][:ALIASES_MAX]),
     }

@@ -270,7 +270,10 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         # A save that still runs is ended first.
         return Plan(delete=() if "deletionTimestamp" in job["metadata"] else (job,), soon=True)
     if ended(job) == "Complete":
-        return Plan(finalizer=False)
+        of_model = None
+        if seen.model is not None and seen.answer and "versions" in seen.answer:
+            of_model = model_status(seen.model, seen.answer, store_of(body, seen.model), seen.now)
+        return Plan(finalizer=False, model_status=of_model)
     if ended(job) == "Failed":
         said = dict(seen.answer or {})
         plan = _told(

@@ -219,7 +219,13 @@ def test_a_version_goes_when_nobody_uses_it() -> None:
     assert refused.status is not None
     assert refused.finalizer is None
     assert "the alias prod" in refused.status["message"]
-    assert decide(observed(going, job=ended("Complete", name))).finalizer is False
+    left = {"store": "s3://models/", "latest": 6, "versions": 1, "aliases": {"prod": 6}}
+    gone = decide(observed(going, job=ended("Complete", name), answer=left))
+    assert (gone.finalizer, (gone.model_status or {})["latestVersion"]) == (False, 6)
+    none = decide(observed(going, job=ended("Complete", name), answer={**left, "latest": 0, "versions": 0}))
+    assert [(each["status"], each["reason"]) for each in (none.model_status or {})["conditions"]] == [
+        ("False", "NoVersion")
+    ]
     assert decide(observed(going, namespace_ends=True)) == Plan(finalizer=False)
     assert decide(observed(going, store=None, store_volume=None)) == Plan(finalizer=False)
 
