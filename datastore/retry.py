@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -63,3 +65,13 @@ def one_call(call: Call | None) -> Iterator[None]:
         yield
     finally:
         THIS_THREAD.work = outer
+
+
+@contextmanager
+def tried_once() -> Iterator[None]:
+    """Within the block, this thread's requests are tried once, until one is answered: for cleaning up after an error,
+    where a storage that does not answer has been waited for already."""
+    call = Call(time.monotonic())
+    call.failing_since = -math.inf
+    with one_call(call):
+        yield

@@ -339,7 +339,7 @@ class DirectoryTree:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFound(f"{path}: is gone") from None
+            raise SourceChanged(f"{path}: is gone; save it again when nobody writes there") from None
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise SourceChanged(f"{path}: became a symbolic link while it was read") from None

@@ -59,6 +59,7 @@ from datastore.models.storage import (
     leads_inside,
 )
 from datastore.models.transfer import Budget
+from datastore.retry import tried_once
 
 SIDE_BY_SIDE = 24
 """The most requests at once for one store: enough to hide a latency of 20 ms with 10,000 small files."""
@@ -518,7 +519,7 @@ class _UploadSink:
             with suppress(StoreError):
                 each.result()
         if self._upload_id:
-            with suppress(StoreError):  # an upload that can't be aborted now is removed with the tree
+            with suppress(StoreError), tried_once():  # an upload that can't be aborted now is removed with the tree
                 self._store.abort_upload(self._key, self._upload_id)
 
 

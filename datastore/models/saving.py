@@ -25,6 +25,7 @@ from datastore.models.progress import Progress, Stopped
 from datastore.models.registry import BEAT_S, STALE_S, Models, Saving
 from datastore.models.storage import Node, ReadableTree, Tree, leads_out
 from datastore.models.transfer import Moved, Transfer
+from datastore.retry import tried_once
 
 _RECENT = 20
 """Among how many of the newest versions a repeated save looks for its own."""
@@ -149,9 +150,9 @@ class _Attempt:
             self._refuse_changes()
             if self._wish.digest and self._wish.digest != digest:
                 raise VersionDamaged(f"{self._source.location}: says the digest {self._wish.digest}, and has {digest}")
-            if before is not None and before.digest == digest:
+            if (same := self._newest(digest)) is not None:
                 self._models.withdraw(self._saving)
-                return Saved(before, new=False, resumed_files=self._resumed)
+                return Saved(same, new=False, resumed_files=self._resumed)
             if by_server:
                 self._begin(others)
                 left = {moved.node.path: moved for moved in waiting.files}
@@ -179,7 +180,8 @@ class _Attempt:
         with contextlib.suppress(StoreError):
             if keeps and self._wrote:
                 self._saving.state = "stopped"
-                self._tell()
+                with tried_once():
+                    self._tell()
             else:
                 self._models.withdraw(self._saving)
 
@@ -227,11 +229,14 @@ class _Attempt:
                     known[entry.path, str(said["from"])] = _Done(entry, str(said["state"]), tree)
         return known
 
-    def _newest(self) -> VersionManifest | None:
-        """Return the newest version, which this save may equal; None when there is nothing to compare with."""
+    def _newest(self, digest: str = "") -> VersionManifest | None:
+        """Return the newest version, which this save may equal; with a digest, only if the version has that. None when
+        there is nothing to compare with."""
         try:
             head = None if self._wish.force else self._models.newest(self._saving.model)
-            return head and self._models.manifest(head.model, head.version)
+            if head is None or digest not in ("", head.digest):
+                return None
+            return self._models.manifest(head.model, head.version)
         except (ModelNotFound, VersionDamaged):  # just deleted, or damaged, so useless for a comparison
             return None
 

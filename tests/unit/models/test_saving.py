@@ -8,15 +8,18 @@ import os
 import socket
 import tarfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from datastore.backends.s3copy import Limits
-from datastore.errors import ServerFault, StoreError
-from datastore.fuse.store.base import WriteOptions
+from datastore.errors import ServerFault, StoreError, Unreachable
+from datastore.fuse.store.base import ObjectStore, WriteOptions
+from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.models import objects as objects_module
 from datastore.models import owner
 from datastore.models.archives import open_tar
@@ -24,13 +27,13 @@ from datastore.models.directory import DirectoryTree
 from datastore.models.errors import SaveLost, SourceChanged, SourceInvalid, VersionDamaged
 from datastore.models.exporting import export_directory
 from datastore.models.manifest import Entry, Lineage
-from datastore.models.objects import ObjectTree
+from datastore.models.objects import Objects, ObjectStorage, ObjectTree, Place
 from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import Saved, Wish, save
 from datastore.models.storage import CHUNK_BYTES, Node, Piece, Tree
 from tests.memorystore import HookedStore
-from tests.modelstores import Home, memory_home, tree_of, wish
+from tests.modelstores import PREFIX, Home, memory_home, tree_of, wish
 from tests.promises import promise
 
 T = TypeVar("T")
@@ -122,6 +125,25 @@ class TestWhatIsSaved:
         assert (forced.new, forced.manifest.version, forced.manifest.digest) == (True, 2, first.manifest.digest)
         (source / "saved_model.pb").chmod(0o600)
         assert saved(models, DirectoryTree(source)).manifest.version == 3
+
+    @promise("S-374")
+    def test_two_that_save_the_same_at_once_make_one_version(
+        self, home: Home, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second one began before the first one had made its version."""
+        tree = DirectoryTree(source)
+        real, others = tree.read, [home.models()]
+
+        def read(node: Node, start: int, stop: int) -> Piece:
+            if others:
+                saved(others.pop(), DirectoryTree(source))
+            return real(node, start, stop)
+
+        monkeypatch.setattr(tree, "read", read)
+        second = saved(home.models(), tree)
+        assert not second.new
+        assert [each.version for each in home.models().versions("digits")] == [second.manifest.version]
+        assert [path for path in home.everything() if path.endswith(".saving")] == []
 
     @promise("S-374")
     def test_a_save_that_is_repeated_under_its_id_is_done_once(self, home: Home, source: Path) -> None:
@@ -298,7 +320,7 @@ class TestChanges:
             return piece
 
         monkeypatch.setattr(tree, "read", read)
-        with pytest.raises((SourceChanged, StoreError), match=r"run\.sh|new|latest"):
+        with pytest.raises(SourceChanged, match=r"run\.sh|new|latest"):
             saved(models, tree)
         assert [path for path in home.everything() if path.startswith("digits/")] == []
         monkeypatch.undo()
@@ -410,6 +432,20 @@ class Failing(HookedStore):
         return await call()
 
 
+class Gone(HookedStore):
+    """Nothing is answered from the first part of a file on."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.refused: Counter[str] = Counter()
+
+    async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self.refused or method == "upload_part":
+            self.refused[method] += 1
+            raise Unreachable("nothing listens there")
+        return await call()
+
+
 class TestInterruptions:
     @promise("S-377")
     def test_after_an_outage_the_next_save_goes_on(
@@ -438,6 +474,18 @@ class TestInterruptions:
         assert result.resumed_files >= 1
         assert len(read) == result.manifest.files - result.resumed_files
         assert [path for path in bucket.everything() if path.startswith("digits/1")] == ["digits/1.json"]
+
+    def test_a_server_that_is_gone_is_waited_for_once(self, bucket: Home, tmp_path: Path) -> None:
+        """Not anew for each clean-up: the save ended after four times as long."""
+        assert bucket.stores is not None
+        (tmp_path / "weights").write_bytes(bytes(20 << 20))
+        gone = Gone(bucket.stores("models"))
+        store = RetryingStore(gone, Retrier(budget_s=0.5, first_delay_s=0.01))
+        objects = Objects(store, Place("memory", "models"), store.metrics)
+        with closing(objects), pytest.raises(Unreachable):
+            saved(Models(ObjectStorage(objects, PREFIX), who="tester"), DirectoryTree(tmp_path))
+        assert gone.refused["upload_part"] > 3, "the part was tried again"
+        assert (gone.refused["abort_upload"], gone.refused["put"]) == (1, 1)
 
     @promise("S-377", "S-388")
     def test_sigterm_leaves_what_is_done_for_the_retry(self, home: Home, source: Path, tmp_path: Path) -> None:
