@@ -460,8 +460,8 @@ class DirectoryTree:
         if real is None or not real.is_relative_to(self._within) or not real.is_file():
             raise SourceInvalid(
                 f"{link}: is a symbolic link to {target}, which is no file of {self._within}; a version must hold all "
-                "that it needs, so remove the link, or put the file there (`cp -rL` copies a directory with the files "
-                "to which its links lead)"
+                "that it needs, so remove the link, or put the file there; `model save --follow-links` does so with "
+                "links in a directory of this machine"
             )
         found = real.stat()
         mode = stat.S_IMODE(found.st_mode)

@@ -27,8 +27,11 @@ def opened_storage(source: Source) -> Iterator[Storage]:
 
 
 @contextmanager
-def opened_tree(source: Source, path: str, *, writable: bool = False) -> Iterator[Tree]:
-    """Open a directory below a place ('' is the place); it need not exist. Errors: StoreError, InvalidRequest."""
+def opened_tree(source: Source, path: str, *, writable: bool = False, follow_links: bool = False) -> Iterator[Tree]:
+    """Open a directory below a place ('' is the place); it need not exist. Errors: StoreError, InvalidRequest.
+
+    follow_links: a link that leads out of a local place stands for its file, in place of an error.
+    """
     names = [name for name in path.split("/") if name]
     if ".." in names or "." in names:
         raise InvalidRequest(f"{path}: '.' and '..' lead nowhere in a Datastore; write the path below it")
@@ -38,7 +41,7 @@ def opened_tree(source: Source, path: str, *, writable: bool = False) -> Iterato
             yield ObjectTree(objects, prefix, within=source.prefix)
         return
     root = _directory(source)
-    yield DirectoryTree(Path(root, *names), within=root)
+    yield DirectoryTree(Path(root, *names), within="/" if follow_links else root)
 
 
 @contextmanager

@@ -309,6 +309,11 @@ class _Attempt:
         for path in sorted(before.keys() | after.keys()):
             if before.get(path) == after.get(path):
                 continue
+            if f"{self._models.storage.location.rstrip('/')}/".startswith(f"{self._source.location}/"):
+                raise SourceInvalid(
+                    f"{self._source.location}: holds the store of models itself, which each save changes; save a "
+                    "directory beside the models"
+                )
             what = "came" if path not in before else "went away" if path not in after else "changed"
             raise SourceChanged(
                 f"{self._source.location}/{path}: {what} while it was saved, so nothing was; save it again when nobody "

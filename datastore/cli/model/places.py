@@ -92,10 +92,13 @@ def manifest_in(file: str | None) -> Manifest:
 
 
 @contextmanager
-def open_source(text: str, file: str | None, endpoint: str) -> Iterator[tuple[ReadableTree, str, str]]:
+def open_source(
+    text: str, file: str | None, endpoint: str, *, follow_links: bool = False
+) -> Iterator[tuple[ReadableTree, str, str]]:
     """Open what is to be saved: DATASTORE/path, a directory (begins with '/', '.' or '~'), or s3://bucket/prefix.
 
-    Yield its tree, the name of the Datastore, and the path in it; both are '' outside a Datastore.
+    Yield its tree, the name of the Datastore, and the path in it; both are '' outside a Datastore. follow_links: see
+    opened_tree().
     """
     if text.startswith("s3://"):
         location, path = _s3(text, endpoint)
@@ -103,7 +106,8 @@ def open_source(text: str, file: str | None, endpoint: str) -> Iterator[tuple[Re
             yield tree, "", ""
         return
     if text.startswith(("/", ".", "~")):
-        with opened_tree(LocalLocation(path=os.path.realpath(os.path.expanduser(text))), "") as tree:
+        place = LocalLocation(path=os.path.realpath(os.path.expanduser(text)))
+        with opened_tree(place, "", follow_links=follow_links) as tree:
             yield tree, "", ""
         return
     name, _, path = text.removeprefix("datastore://").partition("/")

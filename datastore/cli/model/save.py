@@ -42,6 +42,13 @@ def save_command(
     store: Store = None,
     label: Labels = None,
     force: Force = False,
+    follow_links: Annotated[
+        bool,
+        typer.Option(
+            "--follow-links",
+            help="Of a directory: save the file in place of a link that leads out, as in a Hugging Face snapshot.",
+        ),
+    ] = False,
     endpoint: Endpoint = "",
     cluster: Annotated[
         bool,
@@ -76,7 +83,7 @@ def save_command(
         return
     with (
         open_store(file, store, to_write=True) as opened,
-        open_source(source, file, endpoint) as (tree, datastore, path),
+        open_source(source, file, endpoint, follow_links=follow_links) as (tree, datastore, path),
     ):
         lineage = Lineage(
             datastore=datastore,

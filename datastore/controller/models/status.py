@@ -22,7 +22,7 @@ def model_status(
     """Return the status. said: a Job's answer; findings: conditions besides Ready; served: None keeps the list."""
     ready = Finding(type="Ready", status="True", reason="Stored", message=f"the newest version is {said['latest']}")
     if not said["latest"]:
-        ready = Finding(type="Ready", status="False", reason="NoVersion", message="all versions of it were deleted")
+        ready = Finding(type="Ready", status="False", reason="NoVersion", message="the store has no version of it")
     found = {
         "store": store,
         "location": said["store"],

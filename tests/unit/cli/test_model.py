@@ -206,6 +206,7 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["save", "digits", "--from", "runs/8"], 2, "runs/8: there is no such directory"),
         (["save", "digits", "--from", "./p.yaml"], 2, "p.yaml: is no directory; give the directory that it is in"),
         (["import", "digits", "p.yaml"], 2, "p.yaml: is no directory, and no archive whose name ends"),
+        (["save", "digits", "--from", "models"], 2, "models: holds the store of models itself"),
         (["save", "digits", "--from", "runs/../models"], 4, "'.' and '..' lead nowhere"),
         (["save", "digits", "--from", "runs/7", "--label", "x"], 2, "write NAME=VALUE"),
         (["show", "digits"], 1, "has no version of a model digits"),
@@ -227,6 +228,21 @@ def test_what_is_wrong_is_told_in_one_line(here: Path, cli: Cli, arguments: list
     assert words in found.err
     assert found.err.startswith("error: ")
     assert found.err.count("\n") == 1
+
+
+def test_the_snapshot_of_a_cache_is_saved_with_the_files_that_its_links_lead_to(here: Path, cli: Cli) -> None:
+    """As Hugging Face keeps it; without the option a link that leads out is refused, and the option is named."""
+    snapshot = here / "hub" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (here / "hub" / "blob").write_bytes(b"weights")
+    (snapshot / "model.safetensors").symlink_to("../../blob")
+    refused = cli("model", "save", "gpt", "--from", "./hub/snapshots/abc")
+    assert (refused.code, "`model save --follow-links` does so" in refused.err) == (2, True)
+    assert cli("model", "save", "gpt", "--from", "./hub/snapshots/abc", "--follow-links").code == 0
+    assert tree_of(here / "models" / "gpt" / "1") == {"model.safetensors": ("file 644", b"weights")}
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to("../../nowhere")
+    assert cli("model", "save", "gpt", "--from", "./hub/snapshots/abc", "--follow-links").code == 2
 
 
 def test_an_export_to_a_datastore_is_not_taken_for_a_directory(
