@@ -45,9 +45,16 @@ class Job:
         return self._driver.logs(self.name, self.namespace, follow=follow)
 
     def wait(self, timeout_s: float | None = None) -> Observed:
-        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job continues."""
+        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job goes on. DatastoreError for a
+        job with a schedule, which has no end."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (observed := self.observe()).finished:
+            if observed.job.spec.schedule is not None:
+                last = observed.status.last_run
+                raise DatastoreError(
+                    f"TrainingJob {self.name} has a schedule, which has no end, and each run is a job of its own; "
+                    + (f"wait for the last one: datastore.training.job({last!r})" if last else "none was yet")
+                )
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"TrainingJob {self.name} is still {observed.status.phase} after {timeout_s:g} s")
             time.sleep(_POLL_S)

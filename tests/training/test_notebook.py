@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import datastore.training
-from datastore.errors import InvalidManifest
+from datastore.errors import DatastoreError, InvalidManifest
 from tests.promises import promise
 from tests.training.laptop import Laptop
 
@@ -83,3 +83,13 @@ def test_a_program_submits_a_file_and_waits(
 def test_what_is_wrong_is_an_error_with_a_line(laptop: Laptop, tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest, match=r"spec.framework must be"):
         datastore.training.submit({**JOB, "spec": {"framework": "keras", "command": ["a"]}})
+
+
+@promise("S-339")
+@pytest.mark.timeout(120)
+def test_the_wait_for_a_schedule_is_refused(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(laptop.directory)
+    job = datastore.training.submit({**JOB, "spec": {**JOB["spec"], "schedule": "0 3 1 1 *"}})  # type: ignore[dict-item]
+    with pytest.raises(DatastoreError, match=r"TrainingJob noted has a schedule.* none was yet"):
+        job.wait()
+    job.delete()
