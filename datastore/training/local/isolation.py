@@ -19,6 +19,8 @@ from datastore.training.local.gpus import Gpu
 from datastore.training.local.sandbox import Plan, Shown
 
 ENGINES = ("podman", "docker")
+ENGINE_FAILED = 125
+"""The exit code of podman run and docker run when the engine itself has failed (podman-run(1))."""
 ENGINE_TIMEOUT_S = 120.0
 """The longest wait for a command of the engine. It is long, as giving up on a kill would leave the container."""
 LABEL = "dev.datastore.job"
@@ -72,6 +74,10 @@ class Isolation(Protocol):
         """Kill all processes of the replica."""
         ...
 
+    def failure(self, run: Run, exit_code: int) -> str:
+        """Return what an exit code says beyond its number, or ''."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespaces:
@@ -113,6 +119,10 @@ class Namespaces:
     def kill(self, process: subprocess.Popen[bytes], run: Run) -> None:
         """Kill bwrap; the processes in its namespace die with it."""
         _kill(process)
+
+    def failure(self, run: Run, exit_code: int) -> str:
+        """See Isolation."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +190,12 @@ class Container:
         self._ask("kill", "--signal", "KILL", run.unique)
         self._ask("rm", "--force", run.unique)
         _kill(process)
+
+    def failure(self, run: Run, exit_code: int) -> str:
+        """See Isolation. Both engines end with 125 when they fail themselves; a program may do so, too."""
+        if exit_code != ENGINE_FAILED:
+            return ""
+        return f"{self.engine} probably could not pull or start the image {run.image}; its error is in the log"
 
     def sweep(self, job: str) -> None:
         """Remove all containers of a job whose launcher has died."""

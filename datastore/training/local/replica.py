@@ -109,6 +109,8 @@ class Replica:
             self._logging.join(_LAST_OUTPUT_S)
         self.exit_code = 128 - code if code < 0 else code
         self.ended_at = datetime.now(UTC)
+        if self._run:
+            self.reason = self.isolation.failure(self._run, self.exit_code)
         if self.group.out_of_memory():
             self.reason = "OOMKilled"
         if self.state is not State.FREED:
