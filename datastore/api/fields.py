@@ -259,7 +259,11 @@ SizeBytes = Annotated[
     _number_or_text(
         QUANTITY_PATTERN.replace("[+-]?", "[+]?", 1),
         maxLength=64,
-        **_rule("quantity(string(self)).isGreaterThan(quantity('0'))", "must be more than 0"),
+        # Kubernetes takes what is above an int64, and 8Ei itself, for the largest int64.
+        **_rule(
+            "quantity(string(self)).isGreaterThan(quantity('0')) && quantity(string(self)).isLessThan(quantity('8Ei'))",
+            "must be more than 0, and less than 8Ei",
+        ),
     ),
 ]
 Seconds = Annotated[

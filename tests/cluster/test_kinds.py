@@ -88,6 +88,8 @@ A_BUCKET = {"s3": {"bucket": "digits"}}
         ({"glusterfs": {"servers": ["h"], "volume": "v", "path": "/.."}}, "spec.glusterfs.path.*must not hold"),
         ({**A_BUCKET, "capacity": 0}, "spec.capacity.*must be more than 0"),
         ({**A_BUCKET, "capacity": "0.0Gi"}, "spec.capacity.*must be more than 0"),
+        ({**A_BUCKET, "capacity": "8Ei"}, "spec.capacity.*less than 8Ei"),
+        ({**A_BUCKET, "capacity": "9000000000Gi"}, "spec.capacity.*less than 8Ei"),
         ({**A_BUCKET, "cache": {"size": "0"}}, "spec.cache.size.*must be more than 0"),
         ({**A_BUCKET, "metadataTTL": "25h"}, "spec.metadataTTL.*from 0 to 24h"),
         ({**A_BUCKET, "metadataTTL": "86400.5"}, "spec.metadataTTL.*from 0 to 24h"),
