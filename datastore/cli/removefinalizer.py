@@ -1,4 +1,4 @@
-"""`kubectl datastore remove-finalizer NAME`: free a Datastore whose deletion is stuck; its data stays where it is."""
+"""`kubectl datastore remove-finalizer NAME`: free what is stuck in its deletion; its data stays where it is."""
 
 from __future__ import annotations
 
@@ -7,37 +7,60 @@ from typing import Annotated
 
 import typer
 
-from datastore.api.names import FINALIZER
-from datastore.api.resources import DATASTORES
+from datastore.api.names import FINALIZER, GROUP
+from datastore.api.resources import DATASTORES, VERSIONS
 from datastore.cli.console import note
 from datastore.errors import DatastoreError
-from datastore.kubeclient import of_context
+from datastore.kubeclient import KubeClient, of_context
 
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="Namespace of the Datastore. Default: that of kubectl's context.")
 ]
+_KINDS = {
+    "": ("Datastore", DATASTORES),
+    "dst": ("Datastore", DATASTORES),
+    "datastore": ("Datastore", DATASTORES),
+    "mv": ("ModelVersion", VERSIONS),
+    "modelversion": ("ModelVersion", VERSIONS),
+}
+"""The kinds that have our finalizer, by their names in kubectl."""
 
 
 def remove_finalizer_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a Datastore that is being deleted.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...",
+            help="Datastores that are being deleted, or modelversion/NAME; also as `kubectl get -o name` prints them.",
+        ),
+    ],
     namespace: Namespace = "",
 ) -> None:
-    """Remove the finalizer of a Datastore of the cluster whose deletion is stuck.
+    """Remove the finalizer of Datastores and ModelVersions of the cluster whose deletion is stuck.
 
-    Its data stays where it is; the controller removes its volume.
+    Their data stays where it is; the controller removes their volumes.
     """
     client = of_context(os.environ, namespace)
-    found = client.get(DATASTORES, name)
+    for name in names:
+        _remove(client, name)
+
+
+def _remove(client: KubeClient, given: str) -> None:
+    named, _, name = given.rpartition("/")
+    kind, resource = _KINDS.get(named.lower().removesuffix(f".{GROUP}").removesuffix("s"), ("", None))
+    if resource is None:
+        raise typer.BadParameter(f"{given}: only Datastores and ModelVersions have our finalizer", param_hint="NAME")
+    found = client.get(resource, name)
     if found is None:
-        raise DatastoreError(f"there is no Datastore {name} in namespace {client.namespace}")
+        raise DatastoreError(f"there is no {kind} {name} in namespace {client.namespace}")
     metadata = found["metadata"]
     if "deletionTimestamp" not in metadata:
         raise DatastoreError(
-            f"Datastore {name} is not being deleted: kubectl delete datastore {name} --wait=false first"
+            f"{kind} {name} is not being deleted: kubectl delete {kind.lower()} {name} --wait=false first"
         )
     finalizers = list(metadata.get("finalizers") or [])
     if FINALIZER not in finalizers:
-        note(f"Datastore {name} does not wait for us; other finalizers: {', '.join(finalizers) or 'none'}")
+        note(f"{kind} {name} does not wait for us; other finalizers: {', '.join(finalizers) or 'none'}")
         return
     place = finalizers.index(FINALIZER)
     # The test keeps the patch from removing another finalizer if the list has changed since it was read.
@@ -45,6 +68,6 @@ def remove_finalizer_command(
         {"op": "test", "path": f"/metadata/finalizers/{place}", "value": FINALIZER},
         {"op": "remove", "path": f"/metadata/finalizers/{place}"},
     ]
-    client.patch(DATASTORES, name, patch)
+    client.patch(resource, name, patch)
     location = (found.get("status") or {}).get("location", "its location")
-    note(f"the finalizer of Datastore {name} is removed; whatever is at {location} stays there")
+    note(f"the finalizer of {kind} {name} is removed; whatever is at {location} stays there")

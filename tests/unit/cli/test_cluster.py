@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from datastore.api.names import FINALIZER
-from datastore.api.resources import DATASTORES, EXPORTS, PODS, Resource
+from datastore.api.resources import DATASTORES, EXPORTS, PODS, VERSIONS, Resource
 from datastore.cli.app import exit_code_of, run
 from datastore.cli.clusterchecks import cluster_checks
 from datastore.cli.exitcodes import ExitCode
@@ -317,6 +317,18 @@ def test_remove_finalizer_takes_ours_off_and_no_other(api: PlayedApi, capsys: py
 def test_remove_finalizer_refuses_a_datastore_that_is_not_being_deleted(api: PlayedApi) -> None:
     assert remove_finalizer(api, {"finalizers": [FINALIZER]}) == 1
     assert [method for method, _, _ in api.asked] == ["GET"]
+
+
+def test_remove_finalizer_takes_what_kubectl_prints(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ModelVersion, too, as it has the same finalizer; the other kinds have none."""
+    going = {"deletionTimestamp": "x", "finalizers": [FINALIZER]}
+    version = VERSIONS.path("team", "v")
+    api.objects |= {DIGITS: {"metadata": going}, version: {"metadata": going, "status": {"location": "s3://m/v"}}}
+    named = ["datastore.datastore.dev/digits", "modelversion.datastore.dev/v"]
+    assert exit_code_of(lambda: run(["remove-finalizer", *named, "-n", "team"])) == 0
+    assert [target for method, target, _ in api.asked if method == "PATCH"] == [DIGITS, version]
+    assert "ModelVersion v is removed; whatever is at s3://m/v stays there" in "".join(capsys.readouterr())
+    assert exit_code_of(lambda: run(["remove-finalizer", "trainingjob/t", "-n", "team"])) == 2
 
 
 def test_what_the_api_server_says_reaches_the_user(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
