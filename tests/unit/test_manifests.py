@@ -298,7 +298,8 @@ def test_the_driver_is_the_one_of_the_volumes() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [".", "base", "overlays/dev", "overlays/prod", "overlays/namespaced", "monitoring", "claim-probe"]
+    "place",
+    [".", "base", "overlays/dev", "overlays/prod", "overlays/namespaced", "monitoring", "replicated", "claim-probe"],
 )
 def test_what_a_kustomization_names_is_there(place: str) -> None:
     folder = MANIFESTS / place
