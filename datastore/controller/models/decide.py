@@ -265,7 +265,8 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
         except Mistake as mistake:
             if mistake.permanent or "deletionTimestamp" in seen.store["metadata"]:
                 return Plan(finalizer=False)
-            return _told(seen, "Deleting", mistake.reason, f"the bytes are not deleted: {mistake}")
+            way_out = f"kubectl datastore remove-finalizer mv/{body['metadata']['name']} leaves them in the store"
+            return _told(seen, "Deleting", mistake.reason, f"the bytes are not deleted: {mistake}; {way_out}")
     if job["metadata"]["name"] != job_name(body, "delete"):
         # A save that still runs is ended first.
         return Plan(delete=() if "deletionTimestamp" in job["metadata"] else (job,), soon=True)

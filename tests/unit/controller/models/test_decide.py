@@ -231,6 +231,18 @@ def test_a_version_goes_when_nobody_uses_it() -> None:
 
 
 @promise("S-397")
+def test_a_deletion_waits_for_a_store_that_is_not_ready() -> None:
+    """Otherwise the version would stay there, and nobody would be told; one that was never saved is not waited for."""
+    away = {"store": datastore("models", "False")}
+    told = decide(observed(version(saved(), going=True), **away))
+    assert (told.finalizer, reason(told)) == (None, "DatastoreNotReady")
+    assert "the bucket is gone" in (told.status or {})["message"]
+    assert "remove-finalizer mv/" in (told.status or {})["message"]
+    assert decide(observed(version(going=True), **away)).finalizer is False
+    assert decide(observed(version(saved(), going=True), store_volume=None)).finalizer is None
+
+
+@promise("S-397")
 def test_a_deletion_that_failed_is_tried_again_after_a_minute() -> None:
     """Not at once: an alias may mean the version for months."""
     going = version(saved(), going=True)
