@@ -209,3 +209,26 @@ def test_a_job_without_a_pod_says_where_the_reason_is() -> None:
     assert "kubectl describe job digits-save" in waiting_for(job, [])
     assert waiting_for({**job, "status": {**began, "active": 1}}, []) == ""
     assert waiting_for({**job, "status": {**began, "conditions": [{"type": "Complete", "status": "True"}]}}, []) == ""
+
+
+@promise("S-397")
+def test_a_version_whose_name_has_anothers_claim_takes_its_bytes_with_it() -> None:
+    class Taken(Full):
+        async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+            return claim("again", "of another") if resource is CLAIMS else await super().get(resource, namespace, name)
+
+    body = version(SAVED)
+    api = Taken(body)
+    api.full = False
+    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    tell = {watch.resource: watch.tell for watch in kind.watches()}
+    store = datastore("models")
+    tell[DATASTORES]({"type": None, "object": {**store, "metadata": {"uid": "u-9", **store["metadata"]}}})
+    tell[VERSIONS]({"type": None, "object": body})
+
+    async def once() -> None:
+        await kind.queues()[0][1](KEY)
+
+    asyncio.run(once())
+    assert api.made == ["Job"]
+    assert not api.deleted
