@@ -80,6 +80,11 @@ class DatastoreStatus(Part):
         description="Name of the StorageClass from which the export of a Datastore with `nfs: {}` was made: the "
         "default for NFS at that time.",
     )
+    provisioned_by: Text | None = Field(
+        None,
+        description="What the export of a Datastore with a StorageClass is made by: the NFS host and its directory, or "
+        "the namespace of the NFS servers. A StorageClass that names another one is refused.",
+    )
     volume_name: Text | None = Field(None, description="Name of the PersistentVolume of the claim.")
     backend: Text | None = Field(None, description="Backend that has the data: s3, nfs, glusterfs, claim or local.")
     location: Text | None = Field(None, description="Where the data is, e.g. s3://bucket/prefix.")

@@ -65,7 +65,8 @@ class BackendKind:
     that times out does not undo an earlier good one. parameters: those that a StorageClass may have. from_class: makes
     the field of the spec from them (Errors: InvalidManifest); None: a class can't choose this kind. needs_nodes: if a
     class with these parameters needs the nodes' addresses. server: a key, equal for Datastores that fail together;
-    None: they can't be probed from here. claim: names, for people, the claim of ours that has the data; '' for none.
+    None: they can't be probed from here. provisioner: names, for people, what makes an export of its own, and where;
+    '' for none. claim: names, for people, the claim of ours that has the data; '' for none.
     """
 
     name: str
@@ -78,6 +79,7 @@ class BackendKind:
     from_class: Callable[[Mapping[str, str], Filled], dict[str, Any]] | None = None
     needs_nodes: Callable[[Mapping[str, str]], bool] = lambda _: False
     server: Callable[[Opening], Hashable] = lambda _: None
+    provisioner: Callable[[Mapping[str, str]], str] = lambda _: ""
     claim: Callable[[Mapping[str, str], str], str] = lambda _parameters, _uid: ""
 
 
@@ -123,7 +125,14 @@ def _open_nfs(opening: Opening) -> Backend:
     chosen = nfs.parse(opening.parameters)
     if isinstance(chosen, nfs.GaneshaParameters):
         capacity = opening.spec.capacity
-        return GaneshaExport(opening.identity, chosen, opening.cluster, opening.nodes, capacity_bytes=capacity)
+        return GaneshaExport(
+            opening.identity,
+            chosen,
+            opening.cluster,
+            opening.nodes,
+            capacity_bytes=capacity,
+            made=opening.made,
+        )
     return HostExport(
         opening.identity,
         chosen,
@@ -168,6 +177,13 @@ def _glusterfs_server(opening: Opening) -> Hashable:
     return _glusterfs_location(opening).servers
 
 
+def _nfs_provisioner(parameters: Mapping[str, str]) -> str:
+    chosen = nfs.parse(parameters)
+    if isinstance(chosen, nfs.GaneshaParameters):
+        return f"NFS servers in namespace {chosen.namespace}"
+    return f"NFS host {chosen.server}, root {chosen.root}"
+
+
 def _nfs_claim(parameters: Mapping[str, str], uid: str) -> str:
     """Name the claim from which an NFS server in the cluster serves the data."""
     if parameters.get("provisioner") != "ganesha":
@@ -202,6 +218,7 @@ KINDS: Mapping[str, BackendKind] = {
             from_class=_nfs_from_class,
             needs_nodes=nfs.asks_for_nodes,
             server=_nfs_server,
+            provisioner=_nfs_provisioner,
             claim=_nfs_claim,
         ),
         BackendKind(name="glusterfs", volume="csi", open=_open_glusterfs, server=_glusterfs_server),

@@ -20,7 +20,7 @@ from datastore.api.status import Capabilities
 from datastore.backends.base import Cluster, Ensured, Identity, Measured, Owner, Policy, Released
 from datastore.backends.nfs import ganeshapod
 from datastore.backends.nfs.parameters import NOBODY, GaneshaParameters
-from datastore.errors import InvalidManifest, ServerStarting
+from datastore.errors import InvalidManifest, NotFound, ServerStarting
 from datastore.units import format_quantity, parse_quantity
 
 Raw = Mapping[str, Any]
@@ -97,7 +97,7 @@ def numbers_of(uid: str) -> tuple[int, tuple[int, int]]:
 
 
 class GaneshaExport:
-    """See Backend. capacity_bytes: of the Datastore, else of its StorageClass. nodes: see Opening (registry.py)."""
+    """See Backend. capacity_bytes: of the Datastore, else of its StorageClass. nodes, made: see Opening."""
 
     def __init__(
         self,
@@ -107,20 +107,29 @@ class GaneshaExport:
         nodes: Callable[[], Sequence[str]],
         *,
         capacity_bytes: int | None,
+        made: bool,
     ) -> None:
         self._identity = identity
         self._parameters = parameters
         self._cluster = cluster
         self._nodes = nodes
         self._capacity_bytes = capacity_bytes
+        self._made = made
         self._name = volume_name(identity.uid)
 
     def ensure(self) -> Ensured:
-        """See Backend. Errors: InvalidManifest without a capacity; ServerStarting until the export is served."""
+        """See Backend.
+
+        Errors: InvalidManifest without a capacity; NotFound if the claim was made and is gone; ServerStarting until the
+        export is served.
+        """
         if self._capacity_bytes is None:
             raise InvalidManifest("capacity is missing: of the Datastore, or as a parameter of its StorageClass")
         space = self._parameters.namespace
         here = self._cluster.get(CLAIMS, space, self._name)
+        if here is None and self._made:
+            text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, is gone, and is not made anew"
+            raise NotFound(f"{text}: restore it, with its labels, on its PersistentVolume, or delete the Datastore")
         address = self._cluster.apply(self._service(here), self._identity.uid)["spec"]["clusterIP"]
         wanted = self._claim(here, self._capacity_bytes, annotations={ADDRESS: address})
         claim = self._cluster.apply(wanted, self._identity.uid)

@@ -29,6 +29,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,12 +41,16 @@ if TYPE_CHECKING:
 EXPORTS = Path("/etc/exports.d")
 EXPORT_TABLE = Path("/var/lib/nfs/etab")
 SERVER_THREADS = Path("/proc/fs/nfsd/threads")
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LOCK = ".datastore.lock"
 UNFINISHED, PROBE, DELETED, ARCHIVED, CLIENTS = ".new_", ".datastore.probe-", ".deleted_", "archived_", ".clients_"
 MARK = "owner.json"
-COMMAND_S = 6.0
 LEFT_S = 1.5
-"""How much of a request's time removing files leaves for the rest; waiting for the lock leaves twice as much."""
+"""How much of a request's time a command leaves for the rest; the wait for the lock leaves twice as much."""
+EXPORTFS_S = 300
+"""This only ends a hang, as when exportfs asks for a name of /etc/exports and no name server answers."""
+NO_COMMAND = 127
+"""What timeout(1) ends with if there is no such command."""
 BLOCK = 4096
 FEWEST_FILES = 65536
 """The quota allows this many files and one more for each block: empty files take no block, so they need a limit too."""
@@ -160,8 +165,7 @@ def ensure(request: JSON) -> JSON:
                 text = f"{place.path}/{place.directory} is gone: is its disk mounted? It is not recreated"
                 raise Refused("NotFound", text)
             mark = _make(place, request, {**wanted, "number": _number(place), "exported": True})
-        elif mark != {**mark, **wanted, "exported": True}:
-            mark = _note(place, {**mark, **wanted, "exported": True})
+        wanted = {**mark, **wanted, "exported": True}
         with _closing(place.open(place.directory, "data")) as data:
             if data is None:
                 raise Refused("NotFound", f"{place.path}/{place.directory}/data is gone; restore it")
@@ -171,7 +175,10 @@ def ensure(request: JSON) -> JSON:
                 _check_project(data, answer["path"], mark["number"])
                 # One of the files is the directory itself, which is no file of the user's.
                 answer = {**answer, "bytes": size, "files": max(0, files - 1)}
-        _export(place, mark, request["clients"])
+        _export(place, wanted, request["clients"], changed=wanted != mark)
+        if wanted != mark:
+            # Until then every run lets exportfs read the files again, whatever became of an earlier run.
+            _note(place, wanted)
         return answer
 
 
@@ -256,12 +263,11 @@ def _fill(place: Place, staging: str, request: JSON, mark: JSON) -> None:
         _write(opened, MARK, mark)
 
 
-def _note(place: Place, mark: JSON) -> JSON:
+def _note(place: Place, mark: JSON) -> None:
     """Replace the mark of the Datastore's directory."""
     with _closing(place.open(place.directory)) as opened:
         assert opened is not None, "its mark was just read"
         _write(opened, MARK, mark)
-    return mark
 
 
 def _sweep(place: Place) -> None:
@@ -349,8 +355,8 @@ def _no_quota(place: Place) -> str:
     return f"root {place.path} is on no XFS mounted with prjquota: mount it so, or set quota: none in the class"
 
 
-def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
-    """Let the server export the directory to these clients and no others.
+def _export(place: Place, mark: JSON, clients: Sequence[str], *, changed: bool) -> None:
+    """Let the server export the directory to these clients and no others. changed: the mark is not the one on the disk.
 
     The clients are those of the whole class: when they change, the exports of all its Datastores are changed at once.
     """
@@ -359,9 +365,10 @@ def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
         raise Refused("InvalidRequest", f"no uid of a StorageClass: {mark['class'][:100]!r}")
     concerned = [{**mark, "directory": place.directory}]
     if _read(place.root, known) != {"clients": clients}:
-        concerned = [each for each in place.marks() if each.get("class") == mark["class"] and each.get("exported")]
+        others = [each for each in place.marks() if each["directory"] != place.directory]
+        concerned += [each for each in others if each.get("class") == mark["class"] and each.get("exported")]
+        changed = True
     EXPORTS.mkdir(exist_ok=True)
-    changed = False
     before: dict[Path, str | None] = {}
     for each in concerned:
         path, text = EXPORTS / f"datastore-{each['uid']}.exports", _lines(place, each, clients)
@@ -372,8 +379,7 @@ def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
     wanted = set(clients)
     said = ""
     if changed or _served(place) != wanted:
-        done = _run("exportfs", "-ra")
-        said = _said(done)
+        said = _exportfs(place)
     if _served(place) != wanted:
         if before.get(place.exports) is None:
             place.exports.unlink()
@@ -421,46 +427,68 @@ def _withdraw(place: Place) -> None:
     for path in (place.exports, _unfinished(place.exports)):
         path.unlink(missing_ok=True)
     if there or _served(place):
-        done = _run("exportfs", "-ra")
-        _check_others(place, set(), _said(done))
+        _check_others(place, set(), _exportfs(place))
+
+
+def _exportfs(place: Place) -> str:
+    """Let the server read all files of exports; return what exportfs says.
+
+    Its time grows with the exports of the host and their clients. If this request has no more time, exportfs goes on
+    and holds the lock, and a later run finds what it did; meanwhile runs that change no export are not hindered.
+    """
+    with _closing(os.open(EXPORTS, os.O_RDONLY | os.O_DIRECTORY)) as lock, tempfile.TemporaryFile("w+") as said:
+        assert lock is not None, "it was just opened"
+        _lock(
+            lock, min(place.until - 2 * LEFT_S, time.monotonic() + LEFT_S), "exportfs is at work on an earlier change"
+        )
+        process = subprocess.Popen(
+            ("timeout", str(EXPORTFS_S), "exportfs", "-ra"),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={"PATH": PATH, "LC_ALL": "C"},
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+        limit_s = max(0.5, place.until - time.monotonic() - LEFT_S)
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            text = (
+                f"exportfs takes longer than {limit_s:.0f} s for all exports of the host and their clients, and goes on"
+            )
+            raise Refused("Throttled", text) from None
+        if process.returncode == NO_COMMAND:
+            raise Refused("InvalidRequest", "exportfs is missing on the NFS host; install it")
+        said.seek(0)
+        return _said(said.read(), process.returncode)
 
 
 def _remove(place: Place, name: str) -> bool:
     """Remove a directory of the root with its content; return False if the time was too short for all of it."""
-    limit_s = max(0.5, place.until - time.monotonic() - LEFT_S)
     try:
-        done = _run("rm", "-rf", "--one-file-system", "--", name, directory=place.root, limit_s=limit_s)
-    except subprocess.TimeoutExpired:
-        return False
-    if done.returncode:
-        raise Refused("ServerFault", f"{place.path}/{name} can't be removed: {_said(done)}")
-    os.fsync(place.root)
-    return True
-
-
-def _run(*words: str, directory: int | None = None, limit_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    where = None if directory is None else f"/proc/self/fd/{directory}"
-    passed = () if directory is None else (directory,)
-    try:
-        return subprocess.run(
-            words,
+        done = subprocess.run(
+            ("rm", "-rf", "--one-file-system", "--", name),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            env=environment,
-            cwd=where,
-            pass_fds=passed,
-            timeout=limit_s,
+            env={"PATH": PATH, "LC_ALL": "C"},
+            cwd=f"/proc/self/fd/{place.root}",
+            pass_fds=(place.root,),
+            timeout=max(0.5, place.until - time.monotonic() - LEFT_S),
             check=False,
         )
-    except FileNotFoundError:
-        raise Refused("InvalidRequest", f"{words[0]} is missing on the NFS host; install it") from None
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode:
+        raise Refused("ServerFault", f"{place.path}/{name} can't be removed: {_said(done.stderr, done.returncode)}")
+    os.fsync(place.root)
+    return True
 
 
-def _said(done: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((done.stderr or done.stdout).split())[:500] or f"status {done.returncode}"
+def _said(text: str, status: int) -> str:
+    return " ".join(text.split())[:500] or f"status {status}"
 
 
 @contextlib.contextmanager
@@ -469,15 +497,19 @@ def _locked(place: Place) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with _closing(os.open(LOCK, flags, 0o600, dir_fd=place.root)) as opened:
         assert opened is not None, "it was just opened"
-        while True:
-            try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > place.until - 2 * LEFT_S:
-                    raise Refused("DeadlineExceeded", f"{place.path} is being worked on by others") from None
-                time.sleep(0.02)
+        _lock(opened, place.until - 2 * LEFT_S, f"{place.path} is being worked on by others")
         yield
+
+
+def _lock(opened: int, until: float, busy: str) -> None:
+    """Lock an open file. Errors: Refused with the text `busy` when somebody else holds the lock all the time."""
+    while True:
+        try:
+            return fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise Refused("Throttled", busy) from None
+            time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -543,8 +575,6 @@ def main() -> None:
         answer = {"ensure": ensure, "release": release, "probe": probe}[request["operation"]](request)
     except Refused as error:
         answer = {"error": error.kind, "message": str(error)}
-    except subprocess.TimeoutExpired as error:
-        answer = {"error": "DeadlineExceeded", "message": f"{error.cmd[0]} takes longer than {error.timeout:.0f} s"}
     except OSError as error:
         kind = "OutOfSpace" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "ServerFault"
         answer = {"error": kind, "message": str(error)}

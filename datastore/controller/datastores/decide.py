@@ -21,7 +21,7 @@ from datastore.controller.datastores.effective import EffectiveSpec
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Event, Finding, merged, transitions
 from datastore.controller.runtime.mistakes import ABOUT_CREDENTIALS, PAST_CREDENTIALS, message_of, reason_of
-from datastore.errors import DatastoreError, DeadlineExceeded, ServerStarting
+from datastore.errors import DatastoreError, DeadlineExceeded, ServerStarting, Throttled
 from datastore.units import format_quantity, format_size, parse_quantity
 
 Raw = Mapping[str, Any]
@@ -52,13 +52,13 @@ class Facts:
 
 
 def believed(before: Facts | None, found: Facts, failures: int, *, exported: bool) -> Facts:
-    """Return the facts to use after a check: `found`, or `before` if an NFS server is only late or starting.
+    """Return the facts to use after a check: `found`, or `before` if an NFS server is late, busy or starting.
 
     `before` stays only if it has no error and fewer than LATE_LOOKS checks in a row failed. failures: those before this
     check.
     """
     worked = before is not None and before.error is None
-    late = exported and isinstance(found.error, DeadlineExceeded | ServerStarting)
+    late = exported and isinstance(found.error, DeadlineExceeded | ServerStarting | Throttled)
     return before if before is not None and worked and late and failures + 1 < LATE_LOOKS else found
 
 
@@ -110,9 +110,12 @@ def decide(observed: Observed) -> Plan:
         # The finalizer comes before anything, in the bucket too, that would have to be removed again.
         return Plan(finalizer=True, again=True)
     before: Raw = observed.datastore.get("status") or {}
-    if observed.effective.by_default and before.get("storageClassName") != observed.effective.class_name:
-        # The status names the class before anything is made with it: a later default class does not count here.
-        return Plan(status={**before, "storageClassName": observed.effective.class_name}, again=True)
+    noted = {"provisionedBy": observed.effective.provisioned_by} if observed.effective.provisioned_by else {}
+    if observed.effective.by_default:
+        noted["storageClassName"] = observed.effective.class_name
+    if not noted.items() <= before.items():
+        # The status names these before anything is made: a later default class, or another host of it, does not count.
+        return Plan(status={**before, **noted}, again=True)
     if observed.facts is None:
         return Plan(look=True, again=True)
     nowhere = desired.has_own_export(observed.effective) and observed.volume is None
@@ -430,7 +433,7 @@ def _described(observed: Observed, before: Raw) -> JSON:
     theirs = _volume_of_another_driver(observed)
     # What was found out about another driver's volume does not hold for a volume that replaces it.
     names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
-    kept: JSON = {name: before[name] for name in (*names, "storageClassName") if name in before}
+    kept: JSON = {name: before[name] for name in (*names, "storageClassName", "provisionedBy") if name in before}
     if effective is None:
         return kept
     existing = effective.spec.claim.name if effective.spec.claim else None

@@ -50,7 +50,7 @@ class EffectiveSpec:
 
     by_default: the Datastore names no class and has the default one. mount_options: the class's (uid=, gid=, umask=),
     for the volume. memory: the class's ceiling for one mount server, '' for that of the nodes. parameters: those of the
-    class that belong to the kind.
+    class that belong to the kind. provisioned_by: see BackendKind.provisioner.
     """
 
     namespace: str
@@ -65,6 +65,7 @@ class EffectiveSpec:
     mount_options: tuple[str, ...] = ()
     memory: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
+    provisioned_by: str = ""
 
 
 def class_name_of(body: Raw, classes: Iterable[Raw]) -> str | None:
@@ -128,6 +129,7 @@ def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> 
     _check_servers(datastore.spec, settings)
     kind = _allowed(spec, secret, settings)
     parameters = chosen.get("parameters") or {}
+    own = {name: text for name, text in parameters.items() if name in kind.parameters}
     return EffectiveSpec(
         namespace=namespace,
         name=datastore.name,
@@ -140,8 +142,21 @@ def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> 
         by_default=by_default,
         mount_options=tuple(chosen.get("mountOptions") or ()),
         memory=parameters.get("memory", ""),
-        parameters={name: text for name, text in parameters.items() if name in kind.parameters},
+        parameters=own,
+        provisioned_by=_provisioned_by(body, chosen, kind.provisioner(own)) if chosen else "",
     )
+
+
+def _provisioned_by(body: Raw, storage_class: Raw, named: str) -> str:
+    """Return what makes the export, if it is what made it. named: by the class. Errors: Mistake."""
+    before = (body.get("status") or {}).get("provisionedBy") or named
+    if before != named:
+        text = (
+            f"the export was made by {before}, and StorageClass {storage_class['metadata']['name']} now names "
+            f"{named or 'no NFS server'}: make the class again as it was"
+        )
+        raise Mistake("StorageClassChanged", text, permanent=True)
+    return named
 
 
 def _check_servers(spec: DatastoreSpec, settings: Settings) -> None:

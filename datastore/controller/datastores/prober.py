@@ -30,7 +30,7 @@ from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.election import LeaseLost
 from datastore.controller.runtime.mistakes import Mistake
-from datastore.errors import DatastoreError, DeadlineExceeded, InvalidManifest, TransientStoreError
+from datastore.errors import DatastoreError, DeadlineExceeded, InvalidManifest, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,8 @@ class BackendProber:
         except (LeaseLost, Unavailable):
             raise
         except Exception as error:
-            if server is not None and isinstance(error, TransientStoreError):
+            # Any other error is an answer, which comes soon, and may be about this Datastore alone.
+            if server is not None and isinstance(error, Unreachable | DeadlineExceeded):
                 self._down.put(server, error)
             return Facts(error=failure_of(error))
         self._reached[effective.uid] = secret

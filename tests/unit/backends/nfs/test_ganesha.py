@@ -16,7 +16,7 @@ from datastore.backends.base import Identity, Policy
 from datastore.backends.nfs import ganesha
 from datastore.backends.nfs.ganesha import GaneshaExport, configuration, numbers_of
 from datastore.backends.nfs.parameters import parse_ganesha
-from datastore.errors import InvalidManifest, ServerStarting
+from datastore.errors import InvalidManifest, NotFound, ServerStarting
 from tests.promises import promise
 
 GIB = 1 << 30
@@ -59,10 +59,11 @@ class Objects:
 
 
 def export(
-    objects: Objects, *, identity: Identity = HOSTILE, capacity: int | None = GIB, **given: str
+    objects: Objects, *, identity: Identity = HOSTILE, capacity: int | None = GIB, made: bool = False, **given: str
 ) -> GaneshaExport:
     parameters = parse_ganesha({**CLASS, **given})
-    return GaneshaExport(identity, parameters, objects, lambda: ["10.0.0.7"], capacity_bytes=capacity)
+    nodes = ["10.0.0.7"]
+    return GaneshaExport(identity, parameters, objects, lambda: nodes, capacity_bytes=capacity, made=made)
 
 
 def one(objects: Objects, kind: Resource) -> dict[str, Any]:
@@ -95,6 +96,20 @@ def test_a_service_that_somebody_removed_gets_its_address_again() -> None:
     for kind in (STATEFULSETS, SERVICES, NETWORK_POLICIES):
         objects.delete(kind, "exports", volume_name(UID_A), UID_A)
     assert export(objects).ensure() == before
+
+
+@promise("S-286")
+@pytest.mark.parametrize("namespace", ["exports", "elsewhere"])
+def test_a_claim_that_was_made_and_is_gone_is_not_made_anew(namespace: str) -> None:
+    """Programs would find an empty directory where their data was."""
+    objects = Objects()
+    export(objects).ensure()
+    export(objects, made=True).ensure()
+    objects.delete(CLAIMS, "exports", volume_name(UID_A), UID_A)
+    before = dict(objects.there)
+    with pytest.raises(NotFound, match=f"PersistentVolumeClaim {namespace}/{volume_name(UID_A)}.* is gone"):
+        export(objects, made=True, namespace=namespace).ensure()
+    assert objects.there == before
 
 
 @promise("S-299")

@@ -165,6 +165,7 @@ def nfs_class(**more: str) -> dict[str, Any]:
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9Sfy1AYqU3zTzV0n2yOaY1iGZ0mTPrXHWVlM6n9N5Z"
 OWN: dict[str, Any] = {"nfs": {}}
+GANESHA = {"backend": "nfs", "provisioner": "ganesha", "namespace": "exports", "claimStorageClass": "ssd"}
 
 
 @promise("S-280")
@@ -183,6 +184,29 @@ def test_an_export_of_its_own_is_of_the_default_class() -> None:
     assert (found.class_name, found.class_uid, found.by_default) == ("nas", "c-1", True)
     assert (named.class_name, named.kind, named.by_default) == ("nas", found.kind, False)
     assert found.secret == SecretRef(namespace="storage", name="nas")
+
+
+@promise("S-287")
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (nfs_class(host="nas2"), "NFS host nas2, root /srv/datastores"),
+        (nfs_class(root="/srv/new"), "NFS host nas, root /srv/new"),
+        ({**storage_class(), "parameters": GANESHA}, "NFS servers in namespace exports"),
+        (storage_class(**SHARED), "no NFS server"),
+    ],
+)
+def test_a_class_that_names_another_server_than_made_the_export_is_refused(changed: dict[str, Any], named: str) -> None:
+    """The export would be served by the old one for good, and the data be sought on the new one."""
+    first = effective_spec(body(OF_CLASS), nfs_class(), Settings())
+    made = {**body(OF_CLASS), "status": {"provisionedBy": first.provisioned_by}}
+    with pytest.raises(
+        Mistake, match=f"made by NFS host nas, root /srv/datastores, .* now names {named}: make"
+    ) as found:
+        effective_spec(made, changed, Settings())
+    assert found.value.reason == "StorageClassChanged"
+    # The host may get another address for SSH: its name for NFS stays.
+    assert effective_spec(made, nfs_class(host="10.0.0.9", server="nas", port="2222"), Settings()).provisioned_by
 
 
 @promise("S-280")
