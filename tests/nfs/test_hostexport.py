@@ -266,6 +266,20 @@ def test_a_large_tree_is_removed_piece_by_piece(cls: Class, monkeypatch: pytest.
     assert cls.left() == {"names": [], "exports": [], "served": []}
 
 
+@promise("S-284", "S-287")
+def test_a_removal_that_fails_in_the_middle_keeps_the_mark_for_the_next_try(cls: Class) -> None:
+    """As where a disk has errors, or an administrator has mounted something."""
+    path = location(cls.export().ensure()).path
+    cls.host.shell(f"mkdir {path}/busy; mount -t tmpfs none {path}/busy")
+    try:
+        with pytest.raises(ServerFault, match="can't be removed: .*busy"):
+            cls.export(made=True).release(Policy.DELETE, lambda: True)
+    finally:
+        cls.host.shell(f"umount {cls.root}/*/data/busy || umount {cls.root}/.deleted_*/data/busy")
+    assert cls.export(made=True).release(Policy.DELETE, lambda: True).done
+    assert cls.left() == {"names": [], "exports": [], "served": []}
+
+
 def _slow_rm() -> str:
     """The script, on a host whose rm takes longer than the request has left for it: RM_S."""
     slow = SCRIPT.replace('"rm", "-rf", "--one-file-system", "--", name', '"sleep", "600"')

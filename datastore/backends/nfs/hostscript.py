@@ -215,8 +215,8 @@ def release(request: JSON) -> JSON:
         removed = place.owned(DELETED + directory)
         if removed is None:
             return {"done": True, "message": f"{where} was removed"}
-        # This is done without the lock: it may take long, and nobody else uses this name.
-        if not _remove(place, DELETED + directory):
+        # This is done without the lock: it may take long, and nobody else uses this name. The mark goes last.
+        if not all(_remove(place, name) for name in (f"{DELETED}{directory}/data", DELETED + directory)):
             return {"done": False, "message": f"removing {where}"}
         if request["quota"]:
             _limit(place, removed["number"], None)
