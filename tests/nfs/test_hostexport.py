@@ -272,7 +272,7 @@ def test_a_removal_that_fails_in_the_middle_keeps_the_mark_for_the_next_try(cls:
     path = location(cls.export().ensure()).path
     cls.host.shell(f"mkdir {path}/busy; mount -t tmpfs none {path}/busy")
     try:
-        with pytest.raises(ServerFault, match="can't be removed: .*busy"):
+        with pytest.raises(ServerFault, match=r"can't be removed: .*busy"):
             cls.export(made=True).release(Policy.DELETE, lambda: True)
     finally:
         cls.host.shell(f"umount {cls.root}/*/data/busy || umount {cls.root}/.deleted_*/data/busy")
