@@ -47,10 +47,12 @@ UNFINISHED, PROBE, DELETED, ARCHIVED, CLIENTS = ".new_", ".datastore.probe-", ".
 MARK = "owner.json"
 LEFT_S = 1.5
 """How much of a request's time a command leaves for the rest; the wait for the lock leaves twice as much."""
-EXPORTFS_S = 300
-"""This only ends a hang, as when exportfs asks for a name of /etc/exports and no name server answers."""
+READ = ".datastore-read"
+"""A file in EXPORTS whose time is that at which the last exportfs that has ended began: it has read all older files."""
 NO_COMMAND = 127
-"""What timeout(1) ends with if there is no such command."""
+EXPORTFS = f"timeout 300 exportfs -ra; said=$?; [ $said -ge 124 ] || mv -f {READ}.new {READ}; exit $said"
+"""timeout only ends a hang, as when exportfs asks for a name of /etc/exports and no name server answers. Its own
+statuses begin at 124, and NO_COMMAND is that of a command that is not there."""
 BLOCK = 4096
 FEWEST_FILES = 65536
 """The quota allows this many files and one more for each block: empty files take no block, so they need a limit too."""
@@ -165,7 +167,8 @@ def ensure(request: JSON) -> JSON:
                 text = f"{place.path}/{place.directory} is gone: is its disk mounted? It is not recreated"
                 raise Refused("NotFound", text)
             mark = _make(place, request, {**wanted, "number": _number(place), "exported": True})
-        wanted = {**mark, **wanted, "exported": True}
+        elif mark != {**mark, **wanted, "exported": True}:
+            mark = _note(place, {**mark, **wanted, "exported": True})
         with _closing(place.open(place.directory, "data")) as data:
             if data is None:
                 raise Refused("NotFound", f"{place.path}/{place.directory}/data is gone; restore it")
@@ -175,10 +178,7 @@ def ensure(request: JSON) -> JSON:
                 _check_project(data, answer["path"], mark["number"])
                 # One of the files is the directory itself, which is no file of the user's.
                 answer = {**answer, "bytes": size, "files": max(0, files - 1)}
-        _export(place, wanted, request["clients"], changed=wanted != mark)
-        if wanted != mark:
-            # Until then every run lets exportfs read the files again, whatever became of an earlier run.
-            _note(place, wanted)
+        _export(place, mark, request["clients"])
         return answer
 
 
@@ -263,11 +263,12 @@ def _fill(place: Place, staging: str, request: JSON, mark: JSON) -> None:
         _write(opened, MARK, mark)
 
 
-def _note(place: Place, mark: JSON) -> None:
+def _note(place: Place, mark: JSON) -> JSON:
     """Replace the mark of the Datastore's directory."""
     with _closing(place.open(place.directory)) as opened:
         assert opened is not None, "its mark was just read"
         _write(opened, MARK, mark)
+    return mark
 
 
 def _sweep(place: Place) -> None:
@@ -355,8 +356,8 @@ def _no_quota(place: Place) -> str:
     return f"root {place.path} is on no XFS mounted with prjquota: mount it so, or set quota: none in the class"
 
 
-def _export(place: Place, mark: JSON, clients: Sequence[str], *, changed: bool) -> None:
-    """Let the server export the directory to these clients and no others. changed: the mark is not the one on the disk.
+def _export(place: Place, mark: JSON, clients: Sequence[str]) -> None:
+    """Let the server export the directory to these clients and no others.
 
     The clients are those of the whole class: when they change, the exports of all its Datastores are changed at once.
     """
@@ -365,9 +366,7 @@ def _export(place: Place, mark: JSON, clients: Sequence[str], *, changed: bool) 
         raise Refused("InvalidRequest", f"no uid of a StorageClass: {mark['class'][:100]!r}")
     concerned = [{**mark, "directory": place.directory}]
     if _read(place.root, known) != {"clients": clients}:
-        others = [each for each in place.marks() if each["directory"] != place.directory]
-        concerned += [each for each in others if each.get("class") == mark["class"] and each.get("exported")]
-        changed = True
+        concerned = [each for each in place.marks() if each.get("class") == mark["class"] and each.get("exported")]
     EXPORTS.mkdir(exist_ok=True)
     before: dict[Path, str | None] = {}
     for each in concerned:
@@ -375,10 +374,9 @@ def _export(place: Place, mark: JSON, clients: Sequence[str], *, changed: bool) 
         before[path] = path.read_text() if path.exists() else None
         if before[path] != text:
             _replace(path, text)
-            changed = True
     wanted = set(clients)
     said = ""
-    if changed or _served(place) != wanted:
+    if not _was_read(place.exports) or _served(place) != wanted:
         said = _exportfs(place)
     if _served(place) != wanted:
         if before.get(place.exports) is None:
@@ -430,23 +428,32 @@ def _withdraw(place: Place) -> None:
         _check_others(place, set(), _exportfs(place))
 
 
+def _was_read(exports: Path) -> bool:
+    """Return whether exportfs has read this file since it was written."""
+    read = EXPORTS / READ
+    return read.exists() and exports.stat().st_mtime_ns < read.stat().st_mtime_ns
+
+
 def _exportfs(place: Place) -> str:
     """Let the server read all files of exports; return what exportfs says.
 
     Its time grows with the exports of the host and their clients. If this request has no more time, exportfs goes on
     and holds the lock, and a later run finds what it did; meanwhile runs that change no export are not hindered.
     """
-    with _closing(os.open(EXPORTS, os.O_RDONLY | os.O_DIRECTORY)) as lock, tempfile.TemporaryFile("w+") as said:
+    begun = EXPORTS / f"{READ}.new"
+    with _closing(os.open(EXPORTS, os.O_RDONLY | os.O_DIRECTORY)) as lock, tempfile.TemporaryFile() as said:
         assert lock is not None, "it was just opened"
-        _lock(
-            lock, min(place.until - 2 * LEFT_S, time.monotonic() + LEFT_S), "exportfs is at work on an earlier change"
-        )
+        until = min(place.until - 2 * LEFT_S, time.monotonic() + LEFT_S)
+        _lock(lock, until, "exportfs is at work on an earlier change")
+        begun.touch()
+        os.utime(begun, ns=(time.time_ns(), time.time_ns()))
         process = subprocess.Popen(
-            ("timeout", str(EXPORTFS_S), "exportfs", "-ra"),
+            ("sh", "-c", EXPORTFS),
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
             env={"PATH": PATH, "LC_ALL": "C"},
+            cwd=EXPORTS,
             pass_fds=(lock,),
             start_new_session=True,
         )
@@ -454,14 +461,12 @@ def _exportfs(place: Place) -> str:
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            text = (
-                f"exportfs takes longer than {limit_s:.0f} s for all exports of the host and their clients, and goes on"
-            )
+            text = f"exportfs takes longer than {limit_s:.0f} s for all exports and their clients, and goes on"
             raise Refused("Throttled", text) from None
         if process.returncode == NO_COMMAND:
             raise Refused("InvalidRequest", "exportfs is missing on the NFS host; install it")
         said.seek(0)
-        return _said(said.read(), process.returncode)
+        return _said(said.read().decode(errors="replace"), process.returncode)
 
 
 def _remove(place: Place, name: str) -> bool:
