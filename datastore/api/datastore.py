@@ -21,6 +21,7 @@ from datastore.api.fields import (
     Host,
     KnownHosts,
     Line,
+    NFSOption,
     Part,
     PlainPath,
     Port,
@@ -104,11 +105,15 @@ class S3(Part):
     create: Flag = Field(False, description="Create the bucket if it does not exist.")
 
 
+_OPTIONS_OF_CLASS = "set mountOptions with server and path; for an export that is made they stand in the StorageClass"
+
+
 class NFS(Part):
     """An NFS export: `{}` makes a new one for the Datastore, `{server, path}` names an existing one."""
 
     model_config = rules(
         {"rule": "has(self.server) == has(self.path)", "message": "set both of server and path, or none of them"},
+        {"rule": "!has(self.mountOptions) || has(self.server)", "message": _OPTIONS_OF_CLASS},
         *_immutable(optional=("server", "path")),
     )
 
@@ -119,11 +124,18 @@ class NFS(Part):
         "storageClassName in place of nfs.",
     )
     path: AbsolutePath | None = Field(None, description="The exported directory, or a directory below it.")
+    mount_options: Annotated[tuple[NFSOption, ...], Field(max_length=16)] | None = Field(
+        None,
+        description="Options for the kernel's NFS client, as in nfs(5): nconnect=4, softerr, timeo=150, retrans=3, "
+        "vers=4.1 and others. Mounts that begin afterwards have them; our own engine needs none of them.",
+    )
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Self:
         if (self.server is None) != (self.path is None):
             raise ValueError("must have both of server and path, or none of them")
+        if self.mount_options and self.server is None:
+            raise ValueError(f"is wrong: {_OPTIONS_OF_CLASS}")
         return self
 
 

@@ -38,6 +38,11 @@ ALIAS_PATTERN = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 LATEST = "latest"
 """The alias that always means the newest version of a model; a manifest can't set it."""
 CERTIFICATE_PATTERN = r"-----BEGIN CERTIFICATE-----"
+NFS_OPTION_PATTERN = (
+    r"^(hard|soft|softerr|noac|nosharecache|lookupcache=(all|none|positive)|vers=(3|4|4\.[0-2])"
+    r"|(timeo|retrans|nconnect|rsize|wsize)=[1-9][0-9]{0,7})$"
+)
+"""Options that change how the kernel asks an NFS server, but neither which one nor as whom."""
 HOST_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*)$"
 KNOWN_HOSTS_PATTERN = r"(ssh-|ecdsa-|sk-)[a-z0-9@.-]+ [A-Za-z0-9+/]"
 
@@ -129,6 +134,15 @@ def _certificate(value: str) -> str:
 def _host(value: str) -> str:
     if not matches(HOST_PATTERN, value) or len(value) > 253:
         raise ValueError("must be a host name or an address, without a scheme, a user, a port or a path")
+    return value
+
+
+def _nfs_option(value: str) -> str:
+    if not matches(NFS_OPTION_PATTERN, value):
+        known = (
+            "hard, soft, softerr, noac, nosharecache, lookupcache=, vers=, timeo=, retrans=, nconnect=, rsize=, wsize="
+        )
+        raise ValueError(f"must be one option of nfs(5): {known}")
     return value
 
 
@@ -249,6 +263,7 @@ Certificate = Annotated[
 NO_WAY_UP = _rule("!('/' + self + '/').contains('/../')", "must not hold '..'")
 AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095, **NO_WAY_UP)]
 PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **NO_WAY_UP)]
+NFSOption = Annotated[str, AfterValidator(_nfs_option), _text_schema(NFS_OPTION_PATTERN, maxLength=32)]
 Host = Annotated[str, AfterValidator(_host), _text_schema(HOST_PATTERN, maxLength=253)]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 KnownHosts = Annotated[str, AfterValidator(_known_hosts), _text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]

@@ -119,7 +119,7 @@ def source_of(spec: DatastoreSpec, secret: SecretManifest | None) -> Source:
             credentials=credentials_from(secret) if secret else None,
         )
     if spec.nfs and spec.nfs.server and spec.nfs.path:
-        return NFSLocation(server=spec.nfs.server, path=spec.nfs.path)
+        return NFSLocation(server=spec.nfs.server, path=spec.nfs.path, options=spec.nfs.mount_options or ())
     if spec.sftp:
         return SFTPLocation(
             host=spec.sftp.host,

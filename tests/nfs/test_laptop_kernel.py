@@ -41,9 +41,9 @@ class Laptop:
         places = [f"XDG_{kind}_HOME={self.folder}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")]
         return ["env", *places, f"{CHECKOUT}/.venv/bin/datastore", *words]
 
-    def mount(self, path: str, *options: str) -> None:
+    def mount(self, path: str, *options: str, **nfs: Any) -> None:
         metadata = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore", "metadata": {"name": NAME}}
-        document = {**metadata, "spec": {"nfs": {"server": self.server, "path": path}}}
+        document = {**metadata, "spec": {"nfs": {"server": self.server, "path": path, **nfs}}}
         self.guest.run("mkdir", "-p", self.folder)
         self.guest.run("tee", f"{self.folder}/datastore.yaml", text=yaml.safe_dump(document))
         self.call("mount", *options, f"{self.folder}/datastore.yaml", NAME, self.path)
@@ -81,8 +81,9 @@ def test_root_mounts_by_the_kernel_and_can_leave_a_server_that_is_away(
     level, said = laptop.doctor()
     assert (level, "NFS version 3: " in said, "there is no such export" in said) == ("warn", True, True)
     assert laptop.guest.shell(f"ls {laptop.folder}") == "datastore.yaml\nstate\n"
-    laptop.mount(path)
+    laptop.mount(path, mountOptions=["nconnect=2", "timeo=150"])
     assert " nfs4 " in laptop.mounted()
+    assert all(f",{each}," in laptop.mounted() for each in ("nconnect=2", "timeo=150", "vers=4.2"))
     assert "nosuid,nodev" in laptop.mounted()
     laptop.guest.shell(f"echo here >{laptop.path}/x; ln {laptop.path}/x {laptop.path}/y")
     assert nfs_host.shell(f"cat {path}/y; sync") == "here\n"

@@ -21,6 +21,7 @@ from datastore.api.source import (
 )
 from datastore.errors import InvalidManifest
 from datastore.secret import Secret
+from tests.promises import promise
 
 CANARY = "CANARYsecretCANARYsecret"
 DIRECTORIES = Directories(state_root="/state", cache_dir="/cache")
@@ -143,6 +144,10 @@ def test_a_file_without_any_secret_uses_the_default_chain() -> None:
 @pytest.mark.parametrize(
     ("spec", "source"),
     [
+        (
+            "{nfs: {server: h, path: /a, mountOptions: [vers=4.1, nconnect=4]}}",
+            NFSLocation(server="h", path="/a", options=("vers=4.1", "nconnect=4")),
+        ),
         ("{nfs: {server: nfs.example.org, path: /srv/a}}", NFSLocation(server="nfs.example.org", path="/srv/a")),
         ("{sftp: {host: h, path: /data, port: 2022}}", SFTPLocation(host="h", path="/data", port=2022)),
         (
@@ -178,6 +183,19 @@ def test_what_only_a_cluster_has_is_refused_on_a_laptop(spec: str, text: str) ->
     with pytest.raises(InvalidManifest) as caught:
         resolved(manifest(spec))
     assert str(caught.value) == f"f.yaml (Datastore digits): {text}"
+
+
+@promise("S-232")
+@pytest.mark.parametrize(
+    "option", ["addr=10.0.0.1", "port=1", "sec=krb5", "vers=2", "nconnect=4,port=1", "ro", "timeo=0", "", "hard\n"]
+)
+def test_options_of_a_users_export_do_not_choose_another_server(option: str) -> None:
+    """Nor as whom the node asks it."""
+    nfs = {"server": "h", "path": "/a", "mountOptions": [option]}
+    with pytest.raises(InvalidManifest, match=r"spec.nfs.mountOptions\[0\] must be one option of nfs\(5\): hard"):
+        manifest(json.dumps({"nfs": nfs}))
+    with pytest.raises(InvalidManifest, match="mountOptions with server and path"):
+        manifest("{nfs: {mountOptions: [softerr]}}")
 
 
 def test_another_version_is_refused_with_the_command_that_helps() -> None:
