@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datastore.api.names import usage_name, volume_name
+from datastore.api.objects import owner_reference
 from datastore.api.resources import CONFIGMAPS, DATASTORES, NODES, VOLUMES
 from datastore.api.volumecontext import DRIVER, VolumeHandle, with_settings
 from datastore.errors import NotFound
@@ -121,7 +122,7 @@ class Cluster:
         found = self._client.get(NODES, node)
         if found is None:
             raise NotFound(f"there is no node {node}")
-        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": found["metadata"]["uid"]}
+        owner = owner_reference("Node", node, found["metadata"]["uid"], api_version="v1", controller=False)
         metadata = {"name": usage_name(node), "ownerReferences": [owner]}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from datastore.api.objects import condition
 from datastore.api.reasons import REASONS
 from datastore.api.resources import (
     CLAIMS,
@@ -70,7 +71,7 @@ class _Walk:
             return
         metadata, status = self._body["metadata"], self._body.get("status") or {}
         if "deletionTimestamp" in metadata:
-            why = _condition(self._body, "Ready").get("message", "the controller has not begun")
+            why = condition(self._body, "Ready").get("message", "the controller has not begun")
             todo = f"wait, or: kubectl datastore remove-finalizer {self._name}"
             yield bad("object", f"Datastore {self._name} is being deleted: {why}", todo)
         elif status.get("observedGeneration") != metadata.get("generation"):
@@ -96,7 +97,7 @@ class _Walk:
             yield ok("secret", f"Secret {name} has an access key and a secret key")
 
     def backend(self) -> Iterator[Finding]:
-        ready, provisioned = _condition(self._body, "Ready"), _condition(self._body, "Provisioned")
+        ready, provisioned = condition(self._body, "Ready"), condition(self._body, "Provisioned")
         if ready.get("status") == "True" or ready.get("reason") == provisioned.get("reason"):
             yield ok("backend", f"{self._body['status'].get('backend', '?')} answers as it should")
             return
@@ -106,7 +107,7 @@ class _Walk:
     def claim(self) -> Iterator[Finding]:
         name = self._claim_name()
         found = self._cluster.get(CLAIMS, name)
-        provisioned = _condition(self._body, "Provisioned")
+        provisioned = condition(self._body, "Provisioned")
         if found is None:
             yield bad("claim", f"there is no PersistentVolumeClaim {name}", provisioned.get("message", ""))
             return
@@ -221,11 +222,6 @@ def cluster_checks(cluster: Cluster, name: str) -> Iterator[Finding]:
         yield from walk.last_errors()
     except AccessDenied as error:
         yield warn("last errors", f"could not look: {error}", "")
-
-
-def _condition(body: Any, kind: str) -> dict[str, str]:
-    conditions = (body.get("status") or {}).get("conditions") or []
-    return next((each for each in conditions if each.get("type") == kind), {})
 
 
 def _code_of(reason: str) -> ExitCode:

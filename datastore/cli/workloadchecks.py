@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from datastore.api.names import PODS_OF
+from datastore.api.objects import is_true
 from datastore.api.resources import DAEMONSETS, DEPLOYMENTS, PODS, Resource
 from datastore.cli.findings import Finding, bad, ok, warn
 from datastore.errors import AccessDenied, DatastoreError
@@ -61,7 +62,7 @@ def missing(cluster: Cluster, component: str) -> Finding:
 
 def controller(cluster: Cluster, pods: list[Any]) -> Finding:
     """Check that a pod of the controller is ready. One is enough: only one replica works at a time."""
-    ready = [pod for pod in pods if is_ready(pod)]
+    ready = [pod for pod in pods if is_true(pod, "Ready")]
     if not pods:
         return missing(cluster, "controller")
     if not ready:
@@ -72,7 +73,7 @@ def controller(cluster: Cluster, pods: list[Any]) -> Finding:
 def on_nodes(cluster: Cluster, component: str, pods: list[Any], nodes: Iterable[str]) -> Iterator[Finding]:
     """Check a DaemonSet. nodes: the nodes that need a ready pod of it; if empty, one ready pod anywhere is enough."""
     needed = sorted(nodes)
-    unready = [pod for pod in pods if not is_ready(pod)]
+    unready = [pod for pod in pods if not is_true(pod, "Ready")]
     in_the_way = [pod for pod in unready if node_of(pod) in needed] if needed else unready
     bare = [node for node in needed if node not in {node_of(pod) for pod in pods}]
     if not pods:
@@ -122,12 +123,6 @@ def _numbers(cluster: Cluster, pod: Any, handle: str) -> dict[str, float]:
     where = f"{pod['metadata'].get('namespace', '')}/pods/{pod['metadata']['name']}:{port}"
     text = cluster.text(f"/api/v1/namespaces/{where}/proxy/metrics")
     return {name: float(value) for name, volume, value in _SAMPLE.findall(text) if volume == handle}
-
-
-def is_ready(pod: Any) -> bool:
-    """Return whether the pod's condition Ready is true."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def node_of(pod: Any) -> str:

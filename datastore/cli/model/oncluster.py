@@ -12,6 +12,7 @@ import typer
 
 from datastore.api.datastore import API_VERSION
 from datastore.api.model import EXPORT, VERSION_KIND
+from datastore.api.objects import condition
 from datastore.api.resources import DATASTORES, EXPORTS, MODELS, VERSIONS, Resource
 from datastore.cli.console import Format, note, print_json
 from datastore.cli.model.work import Shown, run
@@ -179,8 +180,7 @@ def _moved(client: KubeClient, model: str, alias: str, number: int, before: Sequ
             status = found.get("status") or {}
             if {"name": alias, "version": number} in (status.get("aliases") or ()):
                 return
-            conditions = {each["type"]: each for each in status.get("conditions") or ()}
-            told = conditions.get("StoreUpdated") or {}
+            told = condition(found, "StoreUpdated")
             current = told.get("observedGeneration") == found["metadata"]["generation"]
             why = str(told.get("message", ""))
             if current and told.get("status") == "False" and told["reason"] in ("ModelNotFound", "ModelError"):

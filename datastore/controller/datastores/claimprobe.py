@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from datastore.api.datastore import API_VERSION, KIND
+from datastore.api.datastore import KIND
 from datastore.api.names import MANAGED_BY, MANAGER, PROBE
+from datastore.api.objects import owner_reference
 from datastore.api.resources import PODS
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured
@@ -165,7 +166,6 @@ def pod_for(
     manifests/claim-probe allows only this shape. With a `who` from unprivileged() it is as Pod Security "restricted"
     asks.
     """
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": effective.name, "uid": effective.uid}
     container = {
         "name": "probe",
         "image": image[0],
@@ -186,7 +186,7 @@ def pod_for(
             "name": _name(effective),
             "namespace": effective.namespace,
             "labels": {MANAGED_BY: MANAGER, PROBE: "true"},
-            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
+            "ownerReferences": [owner_reference(KIND, effective.name, effective.uid, controller=False)],
         },
         "spec": {
             "restartPolicy": "Never",

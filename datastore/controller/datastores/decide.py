@@ -13,6 +13,7 @@ from typing import Any
 
 from datastore.api.datastore import Claim, location_of
 from datastore.api.names import FINALIZER, NUDGED, volume_name
+from datastore.api.objects import is_owned
 from datastore.api.source import Source
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured, Owner
@@ -138,7 +139,7 @@ def _provision(observed: Observed, effective: EffectiveSpec) -> Plan:
     here = observed.claim
     if here is None:
         return _new_claim(observed, claim, desired.volume(effective, "", _source(observed)))
-    plain = desired.is_for_claim(observed.datastore, here)
+    plain = is_owned(observed.datastore, here["metadata"]["uid"])
     if not plain and not desired.is_ours(here, effective.uid):
         text = f"PersistentVolumeClaim {effective.name} exists and was not made for this Datastore; rename one of them"
         return _told(observed, Finding(type="Provisioned", status="False", reason="NameTaken", message=text))

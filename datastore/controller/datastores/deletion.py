@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, UID
+from datastore.api.objects import is_owned
 from datastore.backends.base import Policy
 from datastore.controller.datastores import desired
 from datastore.controller.datastores.effective import EffectiveSpec
@@ -102,11 +103,8 @@ def _may_be_inline(going: DeletionState) -> bool:
 def _goes(going: DeletionState, claim: Raw) -> bool:
     """Whether the claim is deleted too: a plain claim that the Datastore was made for, or one of ours that it owns."""
     uid = going.datastore["metadata"]["uid"]
-    if desired.is_for_claim(going.datastore, claim):
-        return True
-    if not desired.is_ours(claim, uid):
-        return False
-    return any(each.get("uid") == uid for each in claim["metadata"].get("ownerReferences") or [])
+    made_for = is_owned(going.datastore, claim["metadata"]["uid"])
+    return made_for or (desired.is_ours(claim, uid) and is_owned(claim, uid))
 
 
 def _data(going: DeletionState) -> DeletionPlan:

@@ -5,11 +5,12 @@ They contain only fields that we own: the API server's defaults and other manage
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from datastore.api.datastore import API_VERSION, KIND
 from datastore.api.names import MANAGED_BY, MANAGER, OWNER, UID, volume_name
+from datastore.api.objects import owner_reference
 from datastore.api.source import NFSLocation, Source
 from datastore.api.volumecontext import DRIVER, VolumeHandle, settings_of, to_context
 from datastore.controller.datastores.effective import EffectiveSpec
@@ -42,19 +43,10 @@ def claim(effective: EffectiveSpec) -> dict[str, Any] | None:
     else:
         wanted["storageClassName"] = effective.class_name
         wanted["volumeName"] = volume_name(effective.uid)
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": effective.name,
-        "uid": effective.uid,
-        "controller": True,
-        # The Datastore's own finalizer waits for the claim; `true` would need the right to update finalizers.
-        "blockOwnerDeletion": False,
-    }
     metadata = {"name": effective.name, "namespace": effective.namespace, **_marks(effective)}
     if not spec.claim or spec.reclaim_policy == "Delete":
         # Another driver's claim is the data itself: unless the policy is Delete, it outlives the Datastore.
-        metadata["ownerReferences"] = [owner]
+        metadata["ownerReferences"] = [owner_reference(KIND, effective.name, effective.uid)]
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": wanted}
 
 
@@ -98,7 +90,9 @@ def datastore_for(claim_body: Raw, storage_class: Raw) -> dict[str, Any]:
     """Return the Datastore that provisions a plain claim of our class; it has the claim's name and is owned by it."""
     metadata = claim_body["metadata"]
     request = claim_body["spec"].get("resources", {}).get("requests", {}).get("storage")
-    owner = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": metadata["name"], "uid": metadata["uid"]}
+    owner = owner_reference(
+        "PersistentVolumeClaim", metadata["name"], metadata["uid"], api_version="v1", controller=False
+    )
     spec = {
         "storageClassName": storage_class["metadata"]["name"],
         "reclaimPolicy": storage_class.get("reclaimPolicy", "Delete"),
@@ -112,7 +106,7 @@ def datastore_for(claim_body: Raw, storage_class: Raw) -> dict[str, Any]:
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "labels": {MANAGED_BY: MANAGER},
-            "ownerReferences": [{**owner, "blockOwnerDeletion": False}],
+            "ownerReferences": [owner],
         },
         "spec": spec,
     }
@@ -121,12 +115,6 @@ def datastore_for(claim_body: Raw, storage_class: Raw) -> dict[str, Any]:
 def reference(key: tuple[str, str]) -> dict[str, Any]:
     """Return the body of a Datastore with kind, namespace and name only, which is enough to look it up."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"namespace": key[0], "name": key[1]}}
-
-
-def is_for_claim(datastore: Raw, claim_body: Raw) -> bool:
-    """Whether a Datastore was made for this plain claim."""
-    owners: Sequence[Raw] = datastore["metadata"].get("ownerReferences") or []
-    return any(each.get("uid") == claim_body["metadata"]["uid"] for each in owners)
 
 
 def owner_of(body: Raw) -> tuple[str, str] | None:

@@ -6,10 +6,10 @@ No provisioner sidecar is needed, and a user who wrote only a claim sees its sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.names import MANAGED_BY, MANAGER
+from datastore.api.objects import is_owned, timestamp
 from datastore.api.resources import CLAIMS, DATASTORES
 from datastore.api.volumecontext import DRIVER
 from datastore.controller.datastores import desired
@@ -62,7 +62,7 @@ class PlainClaims:
         """Make the Datastore of a claim that waits for it, or raise its capacity; see runtime.operator.Reconcile."""
         claim = self._informers.claims.get(key)
         datastore = self._informers.datastores.get(key)
-        if claim is not None and datastore is not None and desired.is_for_claim(datastore, claim):
+        if claim is not None and datastore is not None and is_owned(datastore, claim["metadata"]["uid"]):
             await self._grow(datastore, claim)
             return None
         if claim is None or not self._is_of_ours(claim):
@@ -119,8 +119,8 @@ class PlainClaims:
         before = (claim.get("status") or {}).get("conditions") or []
         if any(each["type"] == REFUSED and each.get("message") == text for each in before):
             return
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told = {"type": REFUSED, "status": "True", "reason": _REASON, "message": text, "lastTransitionTime": now}
+        told = {"type": REFUSED, "status": "True", "reason": _REASON, "message": text}
+        told["lastTransitionTime"] = timestamp()
         conditions = [*(each for each in before if each["type"] != REFUSED), told]
         await self._actor.merge(CLAIMS, claim, {"status": {"conditions": conditions}}, "status")
         about = {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}

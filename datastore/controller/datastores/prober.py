@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
+from datastore.api.objects import timestamp
 from datastore.api.resources import SECRETS
 from datastore.api.secretmanifest import SecretManifest, for_storage, parse_secret
 from datastore.api.status import Capabilities
@@ -167,7 +167,7 @@ class BackendProber:
                     owner=ensured.owner,
                     capabilities=capabilities,
                     measured=ensured.measured,
-                    measured_at=_now(),
+                    measured_at=timestamp(),
                 )
 
             facts = await self._threads.run(effective.namespace, work, LOOK_S)
@@ -296,7 +296,3 @@ def failure_of(error: Exception) -> DatastoreError:
         return error
     log.error("work on a storage failed", exc_info=error)
     return DatastoreError(f"a bug in the controller: {type(error).__name__}; its log says more")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

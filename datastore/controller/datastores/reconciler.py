@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.names import FINALIZER, volume_name
+from datastore.api.objects import condition, timestamp
 from datastore.api.resources import CLAIMS, NAMESPACES, VOLUMES
 from datastore.backends.base import Policy, Released
 from datastore.controller.datastores import deletion, desired
@@ -32,6 +33,7 @@ from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.election import LeaseLost
+from datastore.controller.runtime.informers import key_of
 from datastore.controller.runtime.mistakes import Mistake, reason_of
 from datastore.controller.runtime.queue import Key
 from datastore.controller.runtime.recorder import Recorder
@@ -115,11 +117,7 @@ class Reconciler:
 
     def reasons(self) -> Counter[str]:
         """How many Datastores there are, by the reason of their Ready condition."""
-        counted: Counter[str] = Counter()
-        for body in self._informers.datastores.values():
-            conditions = (body.get("status") or {}).get("conditions") or []
-            counted[next((each["reason"] for each in conditions if each["type"] == "Ready"), "New")] += 1
-        return counted
+        return Counter(condition(each, "Ready").get("reason", "New") for each in self._informers.datastores.values())
 
     def renewed(self, secret: SecretRef) -> frozenset[Key]:
         """Make the Datastores that use this created, changed or deleted Secret due for a check; return their keys."""
@@ -244,13 +242,13 @@ class Reconciler:
             known.look_at = min(known.look_at, time.monotonic() + tried.wait_s)
         if tried.capabilities is None:
             return False
-        known.facts = Facts(capabilities=tried.capabilities, measured=tried.measured, measured_at=_now())
+        known.facts = Facts(capabilities=tried.capabilities, measured=tried.measured, measured_at=timestamp())
         return True
 
     async def _count(self, known: Known, effective: EffectiveSpec) -> None:
         measured = await self._prober.count(effective)
         if measured is not None and known.spec == effective and known.facts is not None:
-            known.facts = replace(known.facts, measured=measured, measured_at=_now())
+            known.facts = replace(known.facts, measured=measured, measured_at=timestamp())
 
     async def _act(self, body: Raw, plan: Plan) -> None:
         if plan.finalizer:
@@ -259,7 +257,7 @@ class Reconciler:
         if plan.unless_claimed is not None and await self._actor.look(plan.unless_claimed) is not None:
             return
         if plan.claim_status:
-            claim = self._claim(_key(body), self._known[_key(body)].spec)
+            claim = self._claim(key_of(body), self._known[key_of(body)].spec)
             if claim is not None:
                 await self._actor.merge(CLAIMS, claim, {"status": plan.claim_status}, "status")
         for wanted in plan.apply:
@@ -337,7 +335,7 @@ class Reconciler:
             released=message if done else None,
             failure=failure,
             abandoned=abandoned,
-            now=_now(),
+            now=timestamp(),
         )
 
     def _go_on_releasing(self, key: Key, known: Known, effective: EffectiveSpec, policy: Policy) -> float | None:
@@ -415,7 +413,7 @@ class Reconciler:
             claim=claim,
             storage_class=self._informers.class_of(claim),
             volume=self._informers.volumes.get(("", volume_name(body["metadata"]["uid"]))),
-            now=_now(),
+            now=timestamp(),
         )
 
     def _claim(self, key: Key, effective: EffectiveSpec | None) -> Raw | None:
@@ -423,15 +421,7 @@ class Reconciler:
         return self._informers.claims.get((key[0], existing) if existing else key)
 
 
-def _key(body: Raw) -> Key:
-    return body["metadata"]["namespace"], body["metadata"]["name"]
-
-
 def _age_s(body: Raw) -> float:
     """Return for how many seconds an object has been in deletion."""
     since = datetime.fromisoformat(body["metadata"]["deletionTimestamp"])
     return (datetime.now(UTC) - since).total_seconds()
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,9 +13,9 @@ from datastore.api.datastore import API_VERSION
 from datastore.api.explain import explain
 from datastore.api.model import ModelVersion
 from datastore.api.names import DEFAULT_STORE, FINALIZER
+from datastore.api.objects import condition, is_true
 from datastore.controller.models.job import (
     Role,
-    condition,
     ended,
     ended_at,
     job_name,
@@ -106,7 +106,7 @@ def store_of(body: Raw, model: Raw | None) -> str:
 
 def is_saved(body: Raw) -> bool:
     """Return whether condition Saved is True: it is known which version of the store this is."""
-    return condition(body, "Saved").get("status") == "True"
+    return is_true(body, "Saved")
 
 
 def saved_it(body: Raw, version: ModelVersion) -> bool:
@@ -125,7 +125,7 @@ def decide(seen: Observed) -> Plan:
             return Plan(finalizer=True, soon=True)
         if is_saved(body):
             return _shown(seen, version)
-        if condition(body, "Failed").get("status") == "True":
+        if is_true(body, "Failed"):
             return Plan()
         if seen.refused:
             return _told(seen, "Pending", REFUSED, seen.refused)

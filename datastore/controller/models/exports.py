@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from datastore.api.explain import explain
 from datastore.api.model import ModelExport
+from datastore.api.objects import condition, is_true
 from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
-from datastore.controller.models.job import Role, condition, ended, reached, wanted_job
+from datastore.controller.models.job import Role, ended, reached, wanted_job
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
 from datastore.controller.runtime.mistakes import Mistake
 from datastore.units import format_size
@@ -53,7 +54,7 @@ def parsed_export(body: Raw) -> ModelExport:
 
 def is_over(body: Raw) -> bool:
     """Return whether the export has ended, in success or failure; nothing more is done then."""
-    return "True" in (condition(body, "Complete").get("status"), condition(body, "Failed").get("status"))
+    return is_true(body, "Complete") or is_true(body, "Failed")
 
 
 def decide_export(seen: ObservedExport) -> Plan:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from datastore.api.datastore import DatastoreSpec, location_of
 from datastore.api.model import ModelVersion
 from datastore.api.names import DEFAULT_STORE, GROUP, MANAGED_BY
+from datastore.api.objects import condition, is_true, owner_reference
 from datastore.api.volumecontext import DRIVER, Reference, from_context, settings_of
 from datastore.controller.models.volume import MANAGER, volume_spec
 from datastore.controller.runtime.mistakes import Mistake
@@ -126,9 +127,8 @@ def reached(roles: Sequence[Role]) -> Places:
                 text += "make one, or name another in the Model"
             raise Mistake("DatastoreNotFound", text)
         claim = (datastore.get("status") or {}).get("claimName")
-        ready = condition(datastore, "Ready")
-        if each.volume is None or not claim or ready.get("status") != "True":
-            why = ready.get("message") or "it is new"
+        if each.volume is None or not claim or not is_true(datastore, "Ready"):
+            why = condition(datastore, "Ready").get("message") or "it is new"
             raise Mistake("DatastoreNotReady", f"Datastore {named} is not Ready: {why}")
         spec = _spec(datastore, each.volume)
         if each.written and (datastore["spec"].get("readOnly") or (spec is not None and spec.read_only)):
@@ -143,12 +143,6 @@ def reached(roles: Sequence[Role]) -> Places:
         elif secret:
             found.secrets[each.role] = secret
     return found
-
-
-def condition(body: Raw, kind: str) -> Mapping[str, Any]:
-    """Return an object's condition of this type; {} without one."""
-    found: Sequence[Mapping[str, Any]] = (body.get("status") or {}).get("conditions") or []
-    return next((each for each in found if each.get("type") == kind), {})
 
 
 def _place(
@@ -234,14 +228,6 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | Non
         "containers": [container],
         "volumes": volumes,
     }
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -249,7 +235,7 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | Non
             "name": job_name(owner, verb),
             "namespace": metadata["namespace"],
             "labels": labels,
-            "ownerReferences": [reference],
+            "ownerReferences": [owner_reference(owner["kind"], metadata["name"], metadata["uid"])],
         },
         "spec": {
             "backoffLimit": RETRIES,
@@ -278,18 +264,12 @@ def request_in(job: Raw) -> dict[str, Any]:
 
 def ended(job: Raw) -> str:
     """Return how a Job ended, 'Complete' or 'Failed'; '' before its end."""
-    return str(_end_of(job).get("type", ""))
+    return next((kind for kind in ("Complete", "Failed") if is_true(job, kind)), "")
 
 
 def ended_at(job: Raw) -> str:
     """Return when a Job ended, as the API server writes times; '' if that is not known."""
-    return str(_end_of(job).get("lastTransitionTime", ""))
-
-
-def _end_of(job: Raw) -> Raw:
-    conditions: Sequence[Raw] = (job.get("status") or {}).get("conditions") or []
-    ends = (each for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True")
-    return next(ends, {})
+    return str(condition(job, ended(job)).get("lastTransitionTime", ""))
 
 
 def answer_of(pods: Sequence[Raw]) -> dict[str, Any]:
@@ -317,10 +297,8 @@ def waiting_for(job: Raw, pods: Sequence[Raw]) -> str:
     for each in status.get("containerStatuses") or []:
         if waiting := (each.get("state") or {}).get("waiting"):
             return f"{waiting.get('reason', '')} {waiting.get('message', '')}".strip()
-    for each in status.get("conditions") or []:
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return str(each.get("message", ""))
-    return ""
+    scheduled = condition(newest, "PodScheduled")
+    return str(scheduled.get("message", "")) if scheduled.get("status") == "False" else ""
 
 
 def running(pods: Sequence[Raw]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from datastore.api.names import FINALIZER, MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
+from datastore.api.objects import condition, timestamp
 from datastore.api.resources import (
     BY_KIND,
     CLAIMS,
@@ -35,7 +35,6 @@ from datastore.controller.models.exports import (
 )
 from datastore.controller.models.job import (
     answer_of,
-    condition,
     ended,
     job_name,
     progress_of,
@@ -152,7 +151,7 @@ class ModelKind:
             answer, _, waiting = await self._asked(job) if job is not None else ({}, None, "")
             seen = update.ObservedModel(
                 model=model,
-                now=_now(),
+                now=timestamp(),
                 servings=servings,
                 store=store,
                 store_volume=await self._volume(store) if wanted["moves"] or wanted["pins"] else None,
@@ -175,7 +174,7 @@ class ModelKind:
             try:
                 spec = parsed_export(body).spec
             except Mistake:
-                await self._act(body, decide_export(ObservedExport(export=body, now=_now())))
+                await self._act(body, decide_export(ObservedExport(export=body, now=timestamp())))
                 return None
             model = self._stores["Model"].get((key[0], spec.model))
             store = self._stores["Datastore"].get((key[0], store_name(model)))
@@ -184,7 +183,7 @@ class ModelKind:
             answer, progress, waiting = await self._asked(job) if job is not None else ({}, None, "")
             seen = ObservedExport(
                 export=body,
-                now=_now(),
+                now=timestamp(),
                 model=model,
                 store=store,
                 store_volume=await self._volume(store) if job is None else None,
@@ -222,7 +221,7 @@ class ModelKind:
 
     async def _observe(self, key: Key, body: Raw) -> Observed:
         namespace, name = key
-        now = _now()
+        now = timestamp()
         try:
             version = parsed(body)
         except Mistake:
@@ -373,10 +372,6 @@ class ModelKind:
         except ApiError as error:
             if error.status != 409:
                 raise
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _again(plan: Plan, *, waits: bool) -> float | None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from datastore.api.objects import condition
 from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
-from datastore.controller.models.job import Role, condition, ended, reached, request_in, wanted_job
+from datastore.controller.models.job import Role, ended, reached, request_in, wanted_job
 from datastore.controller.models.status import model_status, with_conditions
 from datastore.controller.runtime.conditions import Event, Finding
 from datastore.controller.runtime.mistakes import Mistake

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from datastore.api.names import GROUP, MANAGED_BY
+from datastore.api.objects import owner_reference
 from datastore.api.source import NFSLocation, source_from
 from datastore.api.volumecontext import (
     CLASS,
@@ -70,7 +71,6 @@ def version_volume(
             **_source(datastore, volume, name, model, number),
         },
     }
-    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": metadata["name"], "uid": uid}
     wanted = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -78,7 +78,7 @@ def version_volume(
             "name": claim,
             "namespace": namespace,
             **marks,
-            "ownerReferences": [{**reference, "controller": True, "blockOwnerDeletion": False}],
+            "ownerReferences": [owner_reference(owner["kind"], metadata["name"], uid)],
         },
         "spec": {
             "accessModes": ["ReadOnlyMany"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.names import MANAGER
+from datastore.api.objects import timestamp
 from datastore.api.resources import EVENTS
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -31,7 +31,7 @@ class Recorder:
         """Record an Event; a refusal, as by a namespace in deletion, is only logged. Errors: Unavailable, LeaseLost."""
         metadata = about["metadata"]
         namespace = metadata.get("namespace") or DEFAULT_NAMESPACE
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = timestamp()
         body = {
             "apiVersion": "v1",
             "kind": "Event",

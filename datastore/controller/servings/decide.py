@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from datastore.api.explain import explain
 from datastore.api.model import Serving, ServingSpec
 from datastore.api.names import DEFAULT_STORE, MODEL_VERSION
+from datastore.api.objects import condition, is_owned, is_true
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Event, Finding, merged, transitions
 from datastore.controller.runtime.mistakes import Mistake, message_of
@@ -91,7 +92,7 @@ def decide(observed: Observed) -> Plan:
         wanted.append(scaling)
         there.append(observed.autoscaler)
     for present, each in zip(there, wanted, strict=True):
-        if present is not None and not desired.is_ours(present, observed.serving):
+        if present is not None and not is_owned(present, observed.serving["metadata"]["uid"]):
             text = f"{each['kind']} {each['metadata']['name']} exists and was not made for this Serving; rename one"
             return _told(
                 observed, spec, target, pods, Finding(type="Ready", status="False", reason="NameTaken", message=text)
@@ -103,7 +104,7 @@ def decide(observed: Observed) -> Plan:
     obsolete = observed.autoscaler if scaling is None else None
     return Plan(
         apply=tuple(each for present, each in zip(there, wanted, strict=True) if not _as_wanted(present, each)),
-        delete=(obsolete,) if obsolete is not None and desired.is_ours(obsolete, observed.serving) else (),
+        delete=(obsolete,) if obsolete is not None and is_owned(obsolete, observed.serving["metadata"]["uid"]) else (),
         status=plan.status,
         events=plan.events,
     )
@@ -175,9 +176,8 @@ def _unknown(model: Raw) -> str:
 
 
 def _ready_message(body: Raw) -> str:
-    conditions = (body.get("status") or {}).get("conditions") or []
-    ready = next((each for each in conditions if each["type"] == "Ready"), None)
-    return (ready.get("message") or ready["reason"]) if ready else "its controller has not looked at it yet"
+    ready = condition(body, "Ready")
+    return str(ready.get("message") or ready.get("reason") or "its controller has not looked at it yet")
 
 
 def _as_wanted(present: Raw | None, wanted: JSON) -> bool:
@@ -205,7 +205,7 @@ def _looked_at(pods: Sequence[Raw]) -> Pods:
         if "deletionTimestamp" in metadata or status.get("phase") in ("Failed", "Succeeded"):
             continue
         verified = _verified(status)
-        ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or [])
+        ready = is_true(pod, "Ready")
         number = str((metadata.get("labels") or {}).get(MODEL_VERSION, ""))
         found: JSON = {"name": metadata["name"], "ready": ready}
         if number.isdigit():
@@ -213,7 +213,7 @@ def _looked_at(pods: Sequence[Raw]) -> Pods:
         if verified is not None and "digest" in verified:
             found["digest"] = str(verified["digest"])
         listed.append(found)
-        trouble = trouble or _trouble(str(metadata["name"]), status)
+        trouble = trouble or _trouble(pod)
     return Pods(listed, sum(each["ready"] for each in listed), trouble)
 
 
@@ -230,8 +230,9 @@ def _verified(status: Raw) -> JSON | None:
     return None
 
 
-def _trouble(name: str, status: Raw) -> Finding | None:
+def _trouble(pod: Raw) -> Finding | None:
     """Return what keeps a pod from answering and does not pass by itself; None without such a cause."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
 
     def told(reason: str, text: str) -> Finding:
         return Finding(type="Degraded", status="True", reason=reason, message=f"pod {name}: {text}"[:1000])
@@ -252,9 +253,9 @@ def _trouble(name: str, status: Raw) -> Finding | None:
             ended = (each.get("lastState") or {}).get("terminated") or {}
             last = f"; it ended with exit code {ended['exitCode']}" if each["name"] == SERVE and ended else ""
             return told(waiting["reason"], f"{waiting.get('message') or waiting['reason']}{last}")
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return told("Unschedulable", str(condition.get("message") or condition.get("reason", "")))
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return told("Unschedulable", str(scheduled.get("message") or scheduled.get("reason", "")))
     return None
 
 

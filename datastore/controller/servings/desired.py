@@ -12,17 +12,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from datastore.api.datastore import API_VERSION
 from datastore.api.model import SERVING as KIND
 from datastore.api.model import ServingSpec
-from datastore.api.names import GROUP, MANAGED_BY, MODEL, MODEL_VERSION, SERVING
+from datastore.api.names import APPLIED, MANAGED_BY, MODEL, MODEL_VERSION, SERVING
+from datastore.api.objects import owner_reference
 
 Raw = Mapping[str, Any]
 JSON = dict[str, Any]
 
 MANAGER = "datastore-servings"
-APPLIED = f"{GROUP}/applied"
-"""Annotation: a digest of the spec that was applied, which also changes when a field is no longer wanted."""
 VERIFY, SERVE, VOLUME = "verify", "serve", "store"
 STORE = "/store"
 SETTLE_S = 15
@@ -126,12 +124,6 @@ def endpoint(serving: Raw, spec: ServingSpec) -> str:
     return f"{serving['metadata']['name']}.{serving['metadata']['namespace']}.svc:{spec.listens}"
 
 
-def is_ours(body: Raw, serving: Raw) -> bool:
-    """Return whether an object is owned by this very Serving."""
-    owners = body["metadata"].get("ownerReferences") or []
-    return any(each.get("uid") == serving["metadata"]["uid"] for each in owners)
-
-
 def _verifying(spec: ServingSpec, target: Target, image: Image) -> JSON:
     return {
         "name": VERIFY,
@@ -201,14 +193,6 @@ def _serving(spec: ServingSpec, target: Target) -> JSON:
 
 def _of(serving: Raw, api_version: str, kind: str, spec: JSON) -> JSON:
     metadata = serving["metadata"]
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }
     # The digest leaves out the number of pods, which an autoscaler may choose.
     asked = {name: value for name, value in spec.items() if name != "replicas"}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
@@ -220,7 +204,7 @@ def _of(serving: Raw, api_version: str, kind: str, spec: JSON) -> JSON:
             "namespace": metadata["namespace"],
             "labels": {MANAGED_BY: MANAGER, SERVING: metadata["name"]},
             "annotations": {APPLIED: digest},
-            "ownerReferences": [owner],
+            "ownerReferences": [owner_reference(KIND, metadata["name"], metadata["uid"])],
         },
         "spec": spec,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from datastore.api.names import SERVING
+from datastore.api.objects import timestamp
 from datastore.api.resources import AUTOSCALERS, DATASTORES, DEPLOYMENTS, MODELS, PODS, SERVICES, SERVINGS
 from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
@@ -83,7 +83,7 @@ class ServingKind:
             autoscaler=self._stores["HorizontalPodAutoscaler"].get(key),
             pods=[each for each in self._stores["Pod"].values() if _serving_of(each) == key],
             image=await self._verify_image(),
-            now=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            now=timestamp(),
         )
         plan = decide(seen)
         try:

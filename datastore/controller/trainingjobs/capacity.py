@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from datastore.api.objects import is_true
 from datastore.units import exact_quantity
 
 Raw = Mapping[str, Any]
@@ -67,9 +68,7 @@ def too_large(jobs: Sequence[Raw], nodes: Sequence[Raw]) -> str:
 
 
 def _takes_pods(node: Raw) -> bool:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-    return ready and not node["spec"].get("unschedulable")
+    return is_true(node, "Ready") and not node["spec"].get("unschedulable")
 
 
 def _suits(spec: Raw, node: Raw) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from datastore.api.datastore import API_VERSION
+from datastore.api.objects import condition, is_true, owner_reference, timestamp
 from datastore.api.trainingjob import KIND, ROLES, RoleName, TrainingJob
 from datastore.controller.runtime.conditions import Event, Finding, merged
 from datastore.controller.trainingjobs import desired
@@ -111,10 +112,10 @@ class _Status:
 
     def condition(self, kind: str) -> Raw:
         """Return a condition as it is now; {} without one."""
-        return next((each for each in self.fields.get("conditions") or [] if each["type"] == kind), {})
+        return condition({"status": self.fields}, kind)
 
     def holds(self, kind: str) -> bool:
-        return bool(self.condition(kind).get("status") == "True")
+        return is_true({"status": self.fields}, kind)
 
     def set(self, kind: str, holds: bool, reason: str, message: str = "", since: datetime | None = None) -> None:
         """Set a condition; its time becomes now when it changes between true and false, or when `since` is given."""
@@ -126,7 +127,7 @@ class _Status:
             "status": status,
             "reason": reason,
             "message": message[:4096],
-            "lastTransitionTime": before["lastTransitionTime"] if same and not since else shown(self.seen.now),
+            "lastTransitionTime": before["lastTransitionTime"] if same and not since else timestamp(self.seen.now),
             "observedGeneration": self.fields["observedGeneration"],
         }
         conditions = [made if each["type"] == kind else each for each in self.fields.get("conditions") or []]
@@ -169,11 +170,10 @@ def decide(seen: Observed) -> Plan:
 
 
 def _board_told(board: Raw, job: str) -> str:
-    for each in (board.get("status") or {}).get("conditions") or []:
-        if each["type"] == "Failed" and each["status"] == "True":
-            name = board["metadata"]["name"]
-            why = f"{each.get('reason', '')}: {each.get('message', '')}"
-            return f"its Job {name} has failed ({why}); `kubectl logs job/{name}` tells more"
+    if is_true(board, "Failed"):
+        name, failed = board["metadata"]["name"], condition(board, "Failed")
+        why = f"{failed.get('reason', '')}: {failed.get('message', '')}"
+        return f"its Job {name} has failed ({why}); `kubectl logs job/{name}` tells more"
     return f"`datastore job tensorboard {job}` shows it"
 
 
@@ -184,9 +184,7 @@ def _wanted_board(seen: Observed, job: TrainingJob) -> desired.Board | None:
     if any(each.name == datastore for each in job.spec.datastores):
         return desired.Board(datastore=datastore, path=path.strip("/"), wish=wish)
     place = job.spec.tensorboard
-    ended = {"Succeeded", "Failed", "Suspended"} & {
-        each["type"] for each in (seen.body.get("status") or {}).get("conditions") or [] if each["status"] == "True"
-    }
+    ended = any(is_true(seen.body, kind) for kind in ("Succeeded", "Failed", "Suspended"))
     if place is None or ended or not seen.jobs:
         return None
     return desired.Board(datastore=place.datastore, path=place.path, wish="")
@@ -209,11 +207,6 @@ def _decided(seen: Observed) -> Plan:
     if seen.job.spec.schedule is not None:
         return _scheduled(seen, seen.job, status)
     return _training(seen, seen.job, status)
-
-
-def shown(time: datetime) -> str:
-    """Return a time in the format of the API server."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # While the job runs.
@@ -275,11 +268,10 @@ def _make(seen: Observed, job: TrainingJob, status: _Status, missing: tuple[Role
 def _not_ready(name: str, datastore: Raw | None) -> str:
     if datastore is None:
         return f"Datastore {name} is not there"
-    found = datastore.get("status") or {}
-    ready: Raw = next((each for each in found.get("conditions") or [] if each["type"] == "Ready"), {})
-    if ready.get("status") == "True" and found.get("claimName"):
+    if is_true(datastore, "Ready") and datastore["status"].get("claimName"):
         return ""
-    return f"Datastore {name} is not Ready{': ' if ready.get('message') else ''}{ready.get('message', '')}"
+    why = condition(datastore, "Ready").get("message")
+    return f"Datastore {name} is not Ready" + (f": {why}" if why else "")
 
 
 def _is_gang(job: TrainingJob) -> bool:
@@ -302,7 +294,7 @@ def _ranks(topology: Topology, replicas: Sequence[Replica]) -> list[tuple[Raw, i
 def _follow(seen: Observed, policy: RunPolicy, status: _Status, replicas: Sequence[Replica]) -> Plan:
     started = [each.started_at for each in replicas if each.started_at]
     if started and "startTime" not in status.fields:
-        status.fields["startTime"] = shown(min(started))
+        status.fields["startTime"] = timestamp(min(started))
     told_running = status.condition("Running").get("reason")
     if started and not status.holds("Running") and told_running != UNSCHEDULABLE:
         status.set("Running", True, STARTED)
@@ -386,10 +378,9 @@ def _end_of(decision: Finish, replicas: Sequence[Replica], now: datetime) -> dat
 def _given_up(jobs: Mapping[str, Raw]) -> Finish | None:
     """Return the verdict on a Job that Kubernetes marked as failed though no pod tells why: its pods were deleted."""
     for job in jobs.values():
-        for each in (job.get("status") or {}).get("conditions") or []:
-            if each["type"] == "Failed" and each["status"] == "True":
-                name = job["metadata"]["name"]
-                return Finish(False, "JobFailed", f"the Job {name} has failed: {each.get('message', '')}")
+        if is_true(job, "Failed"):
+            why = condition(job, "Failed").get("message", "")
+            return Finish(False, "JobFailed", f"the Job {job['metadata']['name']} has failed: {why}")
     return None
 
 
@@ -484,7 +475,7 @@ def _verdict(seen: Observed, status: _Status, decision: Finish, ended: datetime)
     """Record how the job ended, before anything is freed."""
     kind = "Succeeded" if decision.succeeded else "Failed"
     status.set(kind, True, decision.reason, decision.message)
-    status.fields["completionTime"] = shown(ended)
+    status.fields["completionTime"] = timestamp(ended)
     status.fields["message"] = f"{decision.message}; its resources are being freed"[:4096]
     event = Event(reason=decision.reason, message=f"{kind}: {decision.message}", warning=not decision.succeeded)
     return Plan(status=status.fields, events=(event,), again=True)
@@ -541,7 +532,7 @@ def with_saved(status: JSON, reason: str, message: str, now: datetime) -> JSON:
     """Return the status with condition Saved=False."""
     before = status.get("conditions") or []
     finding = Finding(type="Saved", status="False", reason=reason, message=message[:4096])
-    made = merged(before, [finding], status["observedGeneration"], shown(now))
+    made = merged(before, [finding], status["observedGeneration"], timestamp(now))
     return {**status, "conditions": [*(each for each in before if each["type"] != "Saved"), *made]}
 
 
@@ -592,7 +583,7 @@ def _scheduled(seen: Observed, job: TrainingJob, status: _Status) -> Plan:
     """Make a TrainingJob at each time of the schedule; leave a time out while an earlier run has not ended."""
     if status.fields["phase"] == "Suspended":
         status.set("Suspended", False, "Resumed")
-    following = shown(schedule.next_run(job, seen.now))
+    following = timestamp(schedule.next_run(job, seen.now))
     planned = time_of(status.fields.get("nextRun"))
     due = schedule.due(job, planned - timedelta(seconds=1), seen.now) if planned else None
     message, made = status.fields.get("message", "") if status.fields["phase"] == "Scheduled" else "", None
@@ -613,7 +604,7 @@ def _scheduled(seen: Observed, job: TrainingJob, status: _Status) -> Plan:
 
 def _run(seen: Observed, run: TrainingJob) -> JSON:
     about = seen.body["metadata"]
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": about["name"], "uid": about["uid"], "controller": True}
+    owner = owner_reference(KIND, about["name"], about["uid"])
     labels = {**(about.get("labels") or {}), names.SCHEDULE: about["name"]}
     return {
         "apiVersion": API_VERSION,

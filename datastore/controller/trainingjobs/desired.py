@@ -14,6 +14,7 @@ from typing import Any
 from datastore.api.datastore import API_VERSION
 from datastore.api.model import VERSION_KIND
 from datastore.api.names import LOGS_VOLUME, MANAGED_BY, MANAGER, USAGE_VOLUME
+from datastore.api.objects import owner_reference
 from datastore.api.trainingjob import (
     KIND,
     MAX_WORDS,
@@ -45,16 +46,11 @@ _FILES_VOLUME = "framework-files"
 _EXECUTABLE = 0o755
 
 
-def owner(job: TrainingJob, uid: str) -> JSON:
-    """Return the owner reference with which the cluster deletes an object together with its TrainingJob."""
-    # blockOwnerDeletion would need the right to update finalizers.
-    return {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": uid, "controller": True}
-
-
 def metadata(job: TrainingJob, uid: str, name: str) -> JSON:
     """Return the metadata of an object that is made for a TrainingJob."""
     labels = {names.JOB: job.name, MANAGED_BY: MANAGER}
-    return {"name": name, "namespace": job.namespace, "labels": labels, "ownerReferences": [owner(job, uid)]}
+    owner = owner_reference(KIND, job.name, uid)
+    return {"name": name, "namespace": job.namespace, "labels": labels, "ownerReferences": [owner]}
 
 
 def common(job: TrainingJob, uid: str, topology: Topology, token: str) -> list[JSON]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from datastore.api.objects import is_owned
 from datastore.api.resources import DATASTORES, JOBS, PODS, TRAININGJOBS, VERSIONS
+from datastore.api.trainingjob import ROLES
 from datastore.controller.runtime.informers import InformerStore, key_of
 from datastore.controller.runtime.queue import Key
 from datastore.controller.runtime.watches import Watch
@@ -51,9 +53,7 @@ class Informers:
     def jobs_of(self, key: Key) -> dict[str, dict[str, Any]]:
         """Return the Jobs that a TrainingJob owns, by role."""
         body = self.trainingjobs.get(key)
-        found = (
-            self.jobs.get((key[0], names.job_name(key[1], role))) for role in ("master", "ps", "worker", "evaluator")
-        )
+        found = (self.jobs.get((key[0], names.job_name(key[1], role))) for role in ROLES)
         return {
             job["metadata"]["labels"][names.ROLE]: job
             for job in found
@@ -104,11 +104,6 @@ class Informers:
         else:
             known.add(key)
         self._wake(owner)
-
-
-def is_owned(body: Raw, uid: str) -> bool:
-    """Return whether an object is owned by the TrainingJob with this uid."""
-    return any(each.get("uid") == uid for each in body["metadata"].get("ownerReferences") or [])
 
 
 def _owner(body: Raw) -> Key:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from datastore.api.datastore import API_VERSION
 from datastore.api.explain import explain
+from datastore.api.objects import is_owned, timestamp
 from datastore.api.resources import BY_KIND, CONFIGMAPS, JOBS, NODES, PODS
 from datastore.api.trainingjob import KIND, TrainingJob
 from datastore.controller.runtime.actor import Actor
@@ -23,8 +24,8 @@ from datastore.controller.runtime.queue import Key
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.trainingjobs import desired, overlay
 from datastore.controller.trainingjobs.capacity import lacking, too_large
-from datastore.controller.trainingjobs.decide import REFUSED, Observed, Plan, decide, save_begun, shown, with_saved
-from datastore.controller.trainingjobs.informers import Informers, is_owned
+from datastore.controller.trainingjobs.decide import REFUSED, Observed, Plan, decide, save_begun, with_saved
+from datastore.controller.trainingjobs.informers import Informers
 from datastore.controller.trainingjobs.keeping import EvidenceWriter, kept
 from datastore.controller.trainingjobs.metrics import FREED_SECONDS
 from datastore.controller.trainingjobs.settings import Settings
@@ -249,7 +250,7 @@ class Reconciler:
         status: dict[str, Any] = {"restarts": 0, **before, "phase": "Pending", "message": message}
         event = Event(reason="Refused", message=message, warning=True)
         if error.permanent:
-            now = shown(datetime.now(UTC))
+            now = timestamp()
             failed = {"type": "Failed", "status": "True", "reason": "InvalidSpec", "message": message}
             failed["lastTransitionTime"] = status["completionTime"] = now
             status["conditions"] = [*(before.get("conditions") or []), failed]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from datastore.api.objects import is_true
 from datastore.api.resources import PODS, TRAININGJOBS
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.kubeclient import KubeClient
@@ -68,7 +69,7 @@ def _wait(client: KubeClient, name: str, namespace: str, wish: str, watch: Signa
         for pod in client.list(PODS, namespace=namespace, selector=f"{names.BOARD}={name}"):
             if "deletionTimestamp" in pod["metadata"] or (wish and not _serves(pod, wish)):
                 continue
-            if _is_ready(pod):
+            if is_true(pod, "Ready"):
                 return
             waits = _waiting(pod)
         watch.wait([], POLL_S)
@@ -79,11 +80,6 @@ def _wait(client: KubeClient, name: str, namespace: str, wish: str, watch: Signa
 
 def _serves(pod: Mapping[str, Any], wish: str) -> bool:
     return bool((pod["metadata"].get("annotations") or {}).get(names.BOARD) == wish)
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _waiting(pod: Mapping[str, Any]) -> str:

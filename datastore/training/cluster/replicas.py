@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from datastore.api.objects import condition, is_true
 from datastore.training.cluster import names
 from datastore.training.evidence import ReplicaEvidence
 from datastore.training.policy import State, TaskState
@@ -120,8 +121,8 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
         state = State.SUCCEEDED if phase == "Succeeded" else State.FAILED
     else:
         state = State.RUNNING if running or terminated else State.PENDING
-    lost = _condition(status, "DisruptionTarget").get("status") == "True"
-    scheduled = _condition(status, "PodScheduled")
+    lost = is_true(pod, "DisruptionTarget")
+    scheduled = condition(pod, "PodScheduled")
     code = terminated.get("exitCode")
     reason = str(terminated.get("reason") or status.get("reason") or "")
     started = time_of(terminated.get("startedAt") or running.get("startedAt"))
@@ -154,13 +155,8 @@ def _container(status: Raw) -> Raw:
     return next((each for each in found if each.get("name") == names.CONTAINER), {})
 
 
-def _condition(status: Raw, kind: str) -> Raw:
-    return next((each for each in status.get("conditions") or [] if each["type"] == kind), {})
-
-
 def _waiting(pod: Raw, container: Raw, state: State) -> str:
-    status = pod.get("status") or {}
-    disrupted, scheduled = _condition(status, "DisruptionTarget"), _condition(status, "PodScheduled")
+    disrupted, scheduled = condition(pod, "DisruptionTarget"), condition(pod, "PodScheduled")
     if state is State.RUNNING and disrupted.get("status") == "True" and disrupted.get("reason") == _TAINTED:
         node = pod["spec"].get("nodeName", "")
         return (

@@ -14,10 +14,11 @@ import yaml
 
 from datastore.api.model import ModelVersion
 from datastore.api.names import LOGS_VOLUME
+from datastore.api.objects import timestamp
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.controller.trainingjobs import desired, overlay
 from datastore.controller.trainingjobs.capacity import lacking, too_large
-from datastore.controller.trainingjobs.decide import Observed, Plan, decide, save_begun, shown
+from datastore.controller.trainingjobs.decide import Observed, Plan, decide, save_begun
 from datastore.controller.trainingjobs.keeping import bounded
 from datastore.training.cluster import names
 from datastore.training.evidence import TOTAL_BYTES, Evidence, ReplicaEvidence
@@ -145,8 +146,8 @@ class World:
         policy = policy_of(self.job.spec, topology)
         attempt = self.status.get("restarts", 0) or plan.status.get("restarts", 0) if policy.restart == "all" else 0
         made = desired.role_job(self.job, "u-1", topology, policy, role, plan.claims, attempt, suspended=plan.suspended)
-        made["metadata"] |= {"uid": f"{role}-{len(self.kept)}-{attempt}", "creationTimestamp": shown(self.now)}
-        self.jobs[role] = {**made, "status": {"startTime": shown(self.now)}}
+        made["metadata"] |= {"uid": f"{role}-{len(self.kept)}-{attempt}", "creationTimestamp": timestamp(self.now)}
+        self.jobs[role] = {**made, "status": {"startTime": timestamp(self.now)}}
 
     def pod(self, role: str, index: int = 0, phase: str = "Running", code: int | None = None, **more: Any) -> None:
         """The newest pod of a replica is so now."""
@@ -156,10 +157,10 @@ class World:
             if (each["metadata"]["labels"][names.ROLE], each["metadata"]["labels"][names.INDEX]) != (role, str(index))
             or each["status"]["phase"] in ("Failed",)
         ]
-        times = {"startedAt": shown(NOW)}
+        times = {"startedAt": timestamp(NOW)}
         state: dict[str, Any] = {"running": times} if phase == "Running" else {}
         if code is not None:
-            state = {"terminated": {**times, "exitCode": code, "finishedAt": shown(self.now), **more}}
+            state = {"terminated": {**times, "exitCode": code, "finishedAt": timestamp(self.now), **more}}
         labels = {**self.jobs[role]["spec"]["template"]["metadata"]["labels"], names.INDEX: str(index)}
         self.pods.append(
             {
@@ -167,7 +168,7 @@ class World:
                     "name": f"mnist-{role}-{index}-{len(self.pods)}",
                     "uid": f"p-{role}-{index}-{len(self.pods)}",
                     "labels": labels,
-                    "creationTimestamp": shown(self.now),
+                    "creationTimestamp": timestamp(self.now),
                 },
                 "spec": {"containers": []},
                 "status": {"phase": phase, "containerStatuses": [{"name": "main", "state": state}]},
@@ -423,7 +424,7 @@ def test_suspend_gives_everything_back_and_resume_goes_on() -> None:
 def test_what_is_deleted_is_left_to_the_cluster() -> None:
     world = World(FOUR)
     world.settle()
-    world.body["metadata"]["deletionTimestamp"] = shown(NOW)
+    world.body["metadata"]["deletionTimestamp"] = timestamp(NOW)
     assert world.decide() == Plan()
 
 
