@@ -14,6 +14,7 @@ from datastore.api.resources import DATASTORES, EXPORTS, MODELS, SERVINGS, TRAIN
 from datastore.controller.datastores.claimprobe import pod_for
 from datastore.controller.datastores.effective import effective_spec
 from datastore.controller.datastores.settings import Settings
+from datastore.controller.runtime.ownimage import Image
 from datastore.csi.plugin import STARTUP_TAINT
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlled import ROOT, SYSTEM, account_kubeconfig, answer, datastore_of, pod_on_no_node
@@ -201,7 +202,7 @@ def test_a_policy_that_misses_the_controllers_deployment_refuses_no_pod_of_other
     assert missing.read_text() != whole
     body: Manifest = datastore_of("disk", {"claim": {"name": "disk"}})
     body["metadata"] |= {"namespace": space, "uid": "0001"}
-    probe = pod_for(effective_spec(body, None, Settings()), "disk", ("example.org/miner:1", "Never"), "")
+    probe = pod_for(effective_spec(body, None, Settings()), "disk", Image("example.org/miner:1", "Never"), "")
     path = f"/api/v1/namespaces/{space}/pods"
     api_kube.kubectl("apply", "--filename", str(missing))
     try:
@@ -234,7 +235,7 @@ def test_a_pod_that_tries_a_volume_has_the_controllers_image(api_kube: Kube, acc
     image = own["spec"]["template"]["spec"]["containers"][0]["image"]
 
     def said(image: str) -> tuple[int, str]:
-        pod = pod_for(effective, "disk", (image, "Never"), "")
+        pod = pod_for(effective, "disk", Image(image, "Never"), "")
         return answer(account, "POST", f"/api/v1/namespaces/{space}/pods", pod, "application/json")
 
     told: list[tuple[int, str]] = []

@@ -29,6 +29,7 @@ from datastore.controller.datastores.pods import NOT_ENDED, claims_of
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
+from datastore.controller.runtime.ownimage import Image, OwnImage
 from datastore.logs import fields
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ClaimProbe:
         self._settings = settings
         self._clock = clock
         self._again_at: dict[str, float] = {}
-        self._own: tuple[str, str] | None = None
+        self._image = OwnImage(client, settings, settings.probe_image)
 
     async def step(self, effective: EffectiveSpec, claim: Raw | None, status: Raw) -> Tried:
         """Take the next step, if the volume is to be probed and has not been yet. Errors: ApiError, Unavailable."""
@@ -111,7 +112,7 @@ class ClaimProbe:
         return next((each for each in found if "deletionTimestamp" not in each["metadata"]), None)
 
     async def _start(self, effective: EffectiveSpec, claim: Raw) -> Tried:
-        image = await self._image()
+        image = await self._image.get()
         if image is None:
             return self._failed(effective, "the controller does not find its own pod, whose image it would use")
         name = claim["metadata"]["name"]
@@ -134,17 +135,6 @@ class ClaimProbe:
             return Tried(wait_s=POLL_S)
         return self._failed(effective, refusal)
 
-    async def _image(self) -> tuple[str, str] | None:
-        """Return (image, pull policy): --probe-image, or as in the controller's own pod, or None if that is unknown."""
-        if self._settings.probe_image:
-            return self._settings.probe_image, "IfNotPresent"
-        if self._own is None:
-            where = f"metadata.name={self._settings.identity}"
-            for pod in await self._client.list(PODS, self._settings.namespace, where):
-                container = pod["spec"]["containers"][0]
-                self._own = container["image"], container.get("imagePullPolicy", "IfNotPresent")
-        return self._own
-
 
 def unprivileged(user: Raw) -> dict[str, Any]:
     """Return a securityContext without root, for the user and groups in the spec of a pod with the claim, or NOBODY."""
@@ -157,9 +147,7 @@ def unprivileged(user: Raw) -> dict[str, Any]:
     return {"runAsNonRoot": True, "runAsUser": found, **same, **change}
 
 
-def pod_for(
-    effective: EffectiveSpec, claim: str, image: tuple[str, str], node: str, who: Raw = _ROOT
-) -> dict[str, Any]:
+def pod_for(effective: EffectiveSpec, claim: str, image: Image, node: str, who: Raw = _ROOT) -> dict[str, Any]:
     """Return the body of the pod. By default it runs as root, because a new volume's directory belongs to root.
 
     It has no rights, no token, and no fsGroup, by which the kubelet would change the owner of every file.
@@ -168,8 +156,8 @@ def pod_for(
     """
     container = {
         "name": "probe",
-        "image": image[0],
-        "imagePullPolicy": image[1],
+        "image": image.name,
+        "imagePullPolicy": image.pull_policy,
         "command": list(COMMAND),
         "securityContext": {
             "allowPrivilegeEscalation": False,

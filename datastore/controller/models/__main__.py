@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = process.arguments("datastore.controller.models", "ModelVersions", _DEFAULTS)
     parser.add_argument("--job-image", default="", help="of the Jobs; left out: the controller's own")
     given = parser.parse_args(argv)
-    settings = Settings(**process.runtime_settings(given, _DEFAULTS), image=(given.job_image, "IfNotPresent"))
+    settings = Settings(**process.runtime_settings(given, _DEFAULTS), job_image=given.job_image)
     process.run(settings, MANAGER, partial(ModelKind, settings), verbose=given.verbose)
 
 

@@ -28,6 +28,7 @@ from datastore.controller.models.status import model_status
 from datastore.controller.models.volume import OWNED_BY, version_volume
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
 from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
 Raw = Mapping[str, Any]
@@ -47,8 +48,8 @@ class Observed:
 
     job: the Job that matters now; answer, progress, waiting: see job.py. in_use: what uses a version that is being
     deleted, or its claim, for people. classes: StorageClasses that the administrator marked for models. image: for
-    the Jobs, with its pull policy. namespace_ends: the namespace is being deleted and takes no new Job. refused: what
-    to tell of the API server's refusal of what the last plan would have made.
+    the Jobs. namespace_ends: the namespace is being deleted and takes no new Job. refused: what to tell of the API
+    server's refusal of what the last plan would have made.
     """
 
     version: Raw
@@ -65,7 +66,7 @@ class Observed:
     claim: Raw | None = None
     in_use: str = ""
     classes: Sequence[str] = ()
-    image: tuple[str, str] | None = None
+    image: Image | None = None
     namespace_ends: bool = False
     refused: str = ""
 

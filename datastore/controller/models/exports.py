@@ -15,6 +15,7 @@ from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store
 from datastore.controller.models.job import Role, ended, reached, wanted_job
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
 from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
 Raw = Mapping[str, Any]
@@ -38,7 +39,7 @@ class ObservedExport:
     answer: Mapping[str, Any] | None = None
     progress: Mapping[str, Any] | None = None
     waiting: str = ""
-    image: tuple[str, str] | None = None
+    image: Image | None = None
     refused: str = ""
 
 

@@ -18,6 +18,7 @@ from datastore.api.objects import condition, is_true, owner_reference
 from datastore.api.volumecontext import DRIVER, Reference, from_context, settings_of
 from datastore.controller.models.volume import MANAGER, volume_spec
 from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.ownimage import Image
 from datastore.models.jobcontract import EXIT_FINAL, REQUEST, SECRETS
 
 Raw = Mapping[str, Any]
@@ -183,8 +184,8 @@ def _spec(datastore: Raw, volume: Raw) -> DatastoreSpec | None:
     return None if isinstance(spec, Reference) else spec
 
 
-def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | None, places: Places) -> dict[str, Any]:
-    """Return the Job for an object. image: the image and its pull policy. Errors: Mistake without an image."""
+def wanted_job(owner: Raw, verb: str, request: Raw, image: Image | None, places: Places) -> dict[str, Any]:
+    """Return the Job for an object. Errors: Mistake without an image."""
     if image is None:
         raise Mistake("ImageUnknown", "the controller does not find its own pod, whose image the Job would have")
     metadata = owner["metadata"]
@@ -208,8 +209,8 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: tuple[str, str] | Non
     user = {"runAsNonRoot": True, "runAsUser": USER, **group, "seccompProfile": {"type": "RuntimeDefault"}}
     container = {
         "name": CONTAINER,
-        "image": image[0],
-        "imagePullPolicy": image[1],
+        "image": image.name,
+        "imagePullPolicy": image.pull_policy,
         "command": ["python3", "-m", "datastore.models.jobs"],
         "env": [{"name": REQUEST, "value": json.dumps(request, sort_keys=True)}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},

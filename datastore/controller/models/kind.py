@@ -47,6 +47,7 @@ from datastore.controller.runtime.client import ApiError, Client, Fence
 from datastore.controller.runtime.informers import InformerStore, key_of
 from datastore.controller.runtime.mistakes import Mistake
 from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.ownimage import OwnImage
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.runtime.settings import RuntimeSettings
@@ -66,23 +67,22 @@ WAITING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RuntimeSettings):
-    """What an administrator chooses. image: the Jobs' image and pull policy; '': the image of the controller's pod."""
+    """What an administrator chooses. job_image: the image of the Jobs; '': that of the controller's pod."""
 
     identity: str = volumes.MANAGER
     workers: int = 4
-    image: tuple[str, str] = ("", "IfNotPresent")
+    job_image: str = ""
 
 
 class ModelKind:
     """See runtime.operator.Kind."""
 
     def __init__(self, settings: Settings, client: Client, fence: Fence) -> None:
-        self._settings = settings
         self._client = client
         self._queues = {name: WorkQueue() for name in ("ModelVersion", "Model", "ModelExport")}
         self._stores = {name: InformerStore() for name in (*self._queues, "Datastore", "Serving", "Job")}
         self._actor = Actor(client, Recorder(client, settings.identity), self._stores)
-        self._image: tuple[str, str] | None = settings.image if settings.image[0] else None
+        self._image = OwnImage(client, settings, settings.job_image)
 
     def watches(self) -> Sequence[Watch]:
         """See Kind."""
@@ -158,7 +158,7 @@ class ModelKind:
                 job=job,
                 answer=answer,
                 waiting=waiting,
-                image=await self._own_image(),
+                image=await self._image.get(),
             )
             plan = await self._carry_out(update.decide_model, seen, model)
             if not (plan.create or plan.delete):
@@ -193,7 +193,7 @@ class ModelKind:
                 answer=answer,
                 progress=progress,
                 waiting=waiting,
-                image=await self._own_image(),
+                image=await self._image.get(),
             )
             plan = await self._carry_out(decide_export, seen, body)
             if not (plan.create or plan.delete):
@@ -253,7 +253,7 @@ class ModelKind:
             claim=claim,
             in_use=await self._users(body, saved_it=saved_it(body, version)) if going else "",
             classes=await self._classes() if store is None and not going else (),
-            image=await self._own_image(),
+            image=await self._image.get(),
         )
 
     async def _volume(self, datastore: Raw | None) -> Raw | None:
@@ -320,14 +320,6 @@ class ModelKind:
             for each in found
             if (each["metadata"].get("annotations") or {}).get(FOR_MODELS) == "true"
         ]
-
-    async def _own_image(self) -> tuple[str, str] | None:
-        if self._image is None:
-            pod = await self._client.get(PODS, self._settings.namespace, self._settings.identity)
-            if pod is not None:
-                container = pod["spec"]["containers"][0]
-                self._image = container["image"], container.get("imagePullPolicy", "IfNotPresent")
-        return self._image
 
     async def _carry_out(
         self, decide_on: Callable[[Seen], Plan], seen: Seen, body: Raw, model: Raw | None = None

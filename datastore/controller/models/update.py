@@ -16,6 +16,7 @@ from datastore.controller.models.job import Role, ended, reached, request_in, wa
 from datastore.controller.models.status import model_status, with_conditions
 from datastore.controller.runtime.conditions import Event, Finding
 from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.ownimage import Image
 
 Raw = Mapping[str, Any]
 
@@ -35,7 +36,7 @@ class ObservedModel:
     job: Raw | None = None
     answer: Mapping[str, Any] | None = None
     waiting: str = ""
-    image: tuple[str, str] | None = None
+    image: Image | None = None
     refused: str = ""
 
 

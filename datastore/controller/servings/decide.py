@@ -16,8 +16,9 @@ from datastore.api.objects import condition, is_owned, is_true
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Event, Finding, merged, transitions
 from datastore.controller.runtime.mistakes import Mistake, message_of
+from datastore.controller.runtime.ownimage import Image
 from datastore.controller.servings import desired
-from datastore.controller.servings.desired import SERVE, VERIFY, Image, Target
+from datastore.controller.servings.desired import SERVE, VERIFY, Target
 from datastore.models.served import DAMAGED
 
 Raw = Mapping[str, Any]

@@ -16,6 +16,7 @@ from datastore.api.model import SERVING as KIND
 from datastore.api.model import ServingSpec
 from datastore.api.names import APPLIED, MANAGED_BY, MODEL, MODEL_VERSION, SERVING
 from datastore.api.objects import owner_reference
+from datastore.controller.runtime.ownimage import Image
 
 Raw = Mapping[str, Any]
 JSON = dict[str, Any]
@@ -30,11 +31,6 @@ GRACE_S = SETTLE_S + 60
 _TENSORFLOW_SERVING = re.compile(r"(^|/)tensorflow/serving(:[^/]*)?(@[^/]*)?$")
 _HEALTH_OF_TENSORFLOW_SERVING = "--enable_grpc_healthcheck_service=true"
 _STATUS_OF_TENSORFLOW_SERVING = "/v1/models/model"
-
-
-class Image(NamedTuple):
-    name: str
-    pull_policy: str
 
 
 class Target(NamedTuple):

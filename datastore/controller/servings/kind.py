@@ -14,11 +14,11 @@ from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.informers import InformerStore, key_of
 from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.ownimage import OwnImage
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.runtime.watches import Watch
 from datastore.controller.servings.decide import Observed, decide, store_of
-from datastore.controller.servings.desired import Image
 from datastore.controller.servings.metrics import SERVINGS as COUNTED
 from datastore.controller.servings.settings import Settings
 
@@ -36,9 +36,7 @@ class ServingKind:
         kinds = ("Serving", "Model", "Datastore", *_MADE)
         self._stores = {kind: InformerStore() for kind in kinds}
         self._actor = Actor(client, Recorder(client, settings.identity), self._stores)
-        self._image: Image | None = None
-        if settings.verify_image:
-            self._image = Image(settings.verify_image, settings.verify_pull_policy)
+        self._image = OwnImage(client, settings, settings.verify_image)
 
     def watches(self) -> Sequence[Watch]:
         """See Kind. Our objects are watched by label; RBAC allows list and watch of these kinds and the Lease only."""
@@ -73,6 +71,9 @@ class ServingKind:
         serving = self._stores["Serving"].get(key)
         if serving is None or "deletionTimestamp" in serving["metadata"]:
             return None
+        image = await self._image.get()
+        if image is None:
+            raise Unavailable(f"there is no pod {self._settings.identity}, whose image would be used; --verify-image")
         model = self._stores["Model"].get((key[0], serving["spec"]["model"]))
         seen = Observed(
             serving=serving,
@@ -82,7 +83,7 @@ class ServingKind:
             service=await self._there("Service", key),
             autoscaler=self._stores["HorizontalPodAutoscaler"].get(key),
             pods=[each for each in self._stores["Pod"].values() if _serving_of(each) == key],
-            image=await self._verify_image(),
+            image=image,
             now=timestamp(),
         )
         plan = decide(seen)
@@ -108,18 +109,6 @@ class ServingKind:
         if found is not None and _serving_of(found) == key:
             self._stores[kind].put(found)
         return found
-
-    async def _verify_image(self) -> Image:
-        """Return the image of the settings, else of our own pod. Errors: Unavailable when there is no such pod."""
-        if self._image is None:
-            pod = await self._client.get(PODS, self._settings.namespace, self._settings.identity)
-            if pod is None:
-                raise Unavailable(
-                    f"there is no pod {self._settings.identity}, whose image would be used; --verify-image"
-                )
-            container = pod["spec"]["containers"][0]
-            self._image = Image(container["image"], container.get("imagePullPolicy", "IfNotPresent"))
-        return self._image
 
     def _servings(self) -> list[dict[str, Any]]:
         return self._stores["Serving"].values()

@@ -14,4 +14,3 @@ class Settings(RuntimeSettings):
     identity: str = "datastore-servings"
     verify_image: str = ""
     """Image of this project, with which each pod verifies its version before it serves; '': the controller's own."""
-    verify_pull_policy: str = "IfNotPresent"

@@ -12,6 +12,7 @@ from datastore.api.names import FINALIZER
 from datastore.api.volumecontext import DRIVER, SPEC
 from datastore.controller.models.decide import Observed, Plan, decide, store_of
 from datastore.controller.models.volume import OWNED_BY
+from datastore.controller.runtime.ownimage import Image
 from tests.promises import promise
 
 NOW = "2026-01-01T00:00:00Z"
@@ -60,7 +61,7 @@ def observed(body: dict[str, Any], **more: Any) -> Observed:
         "store_volume": volume("models"),
         "source": datastore("runs"),
         "source_volume": volume("runs"),
-        "image": ("image", "Never"),
+        "image": Image("image", "Never"),
     }
     return Observed(version=body, now=NOW, **(known | more))
 

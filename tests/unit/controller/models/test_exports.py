@@ -9,6 +9,7 @@ import pytest
 
 from datastore.controller.models.decide import Plan
 from datastore.controller.models.exports import ObservedExport, decide_export
+from datastore.controller.runtime.ownimage import Image
 from tests.promises import promise
 from tests.unit.controller.models.test_decide import NOW, datastore, volume
 from tests.unit.controller.models.test_update import ended, model
@@ -29,7 +30,7 @@ def looked_at(body: dict[str, Any], **more: Any) -> Plan:
         "store_volume": volume("models"),
         "target": datastore("partner"),
         "target_volume": volume("partner"),
-        "image": ("image", "Never"),
+        "image": Image("image", "Never"),
     }
     return decide_export(ObservedExport(export=body, now=NOW, **(known | more)))
 

@@ -87,7 +87,7 @@ def version(reason: str) -> dict[str, Any]:
 
 def reconcile_once(api: Api, body: dict[str, Any]) -> None:
     """Reconcile KEY, while a Serving and its pod use its version."""
-    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     served = {"metadata": {"name": "s", "namespace": "team", "uid": "s"}, "spec": {"model": "digits", "version": 7}}
     labels = {SERVING: "s", MODEL: "digits", MODEL_VERSION: "7"}
     api.pods.append({"metadata": {"name": "s-0", "labels": labels}, "spec": {}})
@@ -177,7 +177,7 @@ def test_a_job_that_the_cluster_does_not_accept_is_told_and_made_when_it_does(
     resource: Resource, body: dict[str, Any], condition: str
 ) -> None:
     api = Full(body)
-    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     tell = {watch.resource: watch.tell for watch in kind.watches()}
     store = datastore("models")
     store["metadata"]["uid"] = "d-1"

@@ -7,6 +7,7 @@ from typing import Any
 
 from datastore.controller.models.decide import Plan
 from datastore.controller.models.update import CONDITION, ObservedModel, decide_model
+from datastore.controller.runtime.ownimage import Image
 from tests.promises import promise
 from tests.unit.controller.models.test_decide import NOW, datastore, volume
 
@@ -30,7 +31,7 @@ def looked_at(body: dict[str, Any], **more: Any) -> Plan:
     known: dict[str, Any] = {
         "store": datastore("models"),
         "store_volume": volume("models"),
-        "image": ("image", "Never"),
+        "image": Image("image", "Never"),
     }
     return decide_model(ObservedModel(model=body, now=NOW, **(known | more)))
 

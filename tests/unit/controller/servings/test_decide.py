@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from datastore.api.model import ServingStatus
+from datastore.controller.runtime.ownimage import Image
 from datastore.controller.servings.decide import Observed, Plan, decide
-from datastore.controller.servings.desired import Image
 from tests.promises import promise
 
 NOW = "2026-01-31T12:00:00Z"
