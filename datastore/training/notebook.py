@@ -45,8 +45,8 @@ class Job:
         return self._driver.logs(self.name, self.namespace, follow=follow)
 
     def wait(self, timeout_s: float | None = None) -> Observed:
-        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job continues. DatastoreError for a
-        job with a schedule, which has no end."""
+        """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job continues then. DatastoreError
+        for a job with a schedule, which has no end."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (observed := self.observe()).finished:
             if observed.job.spec.schedule is not None:

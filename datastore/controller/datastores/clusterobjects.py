@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +10,7 @@ from datastore.api.names import APPLIED
 from datastore.api.resources import BY_KIND, Resource
 from datastore.controller.datastores.desired import is_ours
 from datastore.controller.runtime.client import DEADLINE_S, ApiError, Client
-from datastore.controller.runtime.comparing import holds
+from datastore.controller.runtime.comparing import digest, holds
 from datastore.errors import (
     AccessDenied,
     DatastoreError,
@@ -49,9 +47,8 @@ class ClusterObjects:
 
     async def _apply(self, body: Raw, uid: str) -> Raw:
         """Apply the body unless the object holds it. The hash of the body, an annotation, also shows dropped fields."""
-        digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
         metadata = body["metadata"]
-        wanted = {**body, "metadata": {**metadata, "annotations": {**metadata["annotations"], APPLIED: digest}}}
+        wanted = {**body, "metadata": {**metadata, "annotations": {**metadata["annotations"], APPLIED: digest(body)}}}
         here = await self._client.get(BY_KIND[body["kind"]], metadata["namespace"], metadata["name"])
         if here is None:
             return await self._client.apply(wanted)

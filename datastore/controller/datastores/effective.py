@@ -13,17 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
 from datastore.api.datastore import API_VERSION, KIND, Datastore, DatastoreSpec
 from datastore.api.endpoints import AWS
-from datastore.api.explain import explain
 from datastore.api.names import DEFAULT_NFS_CLASS
 from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.backends.classparameters import filled, truth
 from datastore.backends.registry import KINDS, BackendKind
 from datastore.controller.datastores.settings import Settings
-from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.mistakes import Mistake, parsed
 from datastore.errors import InvalidManifest
 
 Raw = Mapping[str, Any]
@@ -99,8 +96,7 @@ def _is_default(storage_class: Raw) -> bool:
 def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> EffectiveSpec:
     """Return what a Datastore object asks for, with its class's choices. Errors: Mistake."""
     metadata = body["metadata"]
-    names = {"name": metadata["name"], "namespace": metadata["namespace"]}
-    datastore = _parsed({key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names})
+    datastore = parsed(body, Datastore)
     spec, namespace = datastore.spec, metadata["namespace"]
     chosen: Raw = {}
     by_default = wants_default_class(body)
@@ -172,14 +168,6 @@ def _check_servers(spec: DatastoreSpec, settings: Settings) -> None:
             raise Mistake("EndpointNotAllowed", text, permanent=True)
 
 
-def _parsed(document: Raw) -> Datastore:
-    try:
-        return Datastore.model_validate(document)
-    except ValidationError as error:
-        # Not `from error`: pydantic's text contains the input.
-        raise Mistake("InvalidSpec", explain(error, Datastore), permanent=True) from None
-
-
 def _allowed(spec: DatastoreSpec, secret: SecretRef | None, settings: Settings) -> BackendKind:
     """Return the kind of a spec's backend. Errors: Mistake if no cluster serves it or the administrator forbids it."""
     kind = KINDS.get(spec.backend)
@@ -210,7 +198,8 @@ def _ours(name: str, storage_class: Raw | None) -> Raw:
 def _from_class(spec: DatastoreSpec, metadata: Raw, storage_class: Raw) -> tuple[DatastoreSpec, SecretRef | None]:
     try:
         document, secret = _chosen(storage_class.get("parameters") or {}, metadata)
-        chosen = _parsed({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": document}).spec
+        made = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": document}
+        chosen = parsed(made, Datastore).spec
     except (InvalidManifest, Mistake) as error:
         where = f"StorageClass {spec.storage_class_name}: parameters"
         raise Mistake("StorageClassInvalid", f"{where}: {error}", permanent=True) from None

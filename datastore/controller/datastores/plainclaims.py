@@ -77,7 +77,7 @@ class PlainClaims:
             storage_class = self._informers.classes.get(("", name))
             assert storage_class is not None, "_is_of_ours() found it"
             try:
-                made = await self._client.create(DATASTORES, key[0], desired.datastore_for(claim, storage_class))
+                await self._actor.create(desired.datastore_for(claim, storage_class))
             except ApiError as error:
                 if error.refusal:
                     text = f"the cluster does not accept the Datastore of this claim, which is tried again: {error}"
@@ -86,7 +86,6 @@ class PlainClaims:
                     raise
                 # 409: the Datastore exists, and the watch shows it soon.
                 return None
-            self._informers.datastores.put(made)
         else:
             text = "a Datastore of this name exists and was not made for this claim; rename one of them"
             await self._complain(claim, "NameTaken", text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from datastore.api.names import FINALIZER, volume_name
+from datastore.api.names import volume_name
 from datastore.api.objects import condition, timestamp
 from datastore.api.resources import CLAIMS, NAMESPACES, VOLUMES
 from datastore.backends.base import Policy, Released
@@ -252,7 +252,7 @@ class Reconciler:
 
     async def _act(self, body: Raw, plan: Plan) -> None:
         if plan.finalizer:
-            await self._actor.finalizer(body, FINALIZER, present=True)
+            await self._actor.finalizer(body, present=True)
         # The informer store may not know yet a claim that somebody else has made.
         if plan.unless_claimed is not None and await self._actor.look(plan.unless_claimed) is not None:
             return
@@ -301,7 +301,7 @@ class Reconciler:
             await self._actor.delete(each)
         await self._actor.tell(body, plan.status, plan.events)
         if plan.finish:
-            await self._actor.finalizer(body, FINALIZER, present=False)
+            await self._actor.finalizer(body, present=False)
             self._prober.forget(body["metadata"]["uid"])
             self._uses.put(key, None)
             return NEVER

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pydantic import ValidationError
-
 from datastore.api.datastore import API_VERSION
-from datastore.api.explain import explain
 from datastore.api.model import ModelVersion
 from datastore.api.names import DEFAULT_STORE, FINALIZER
 from datastore.api.objects import condition, is_true
@@ -27,7 +24,7 @@ from datastore.controller.models.job import (
 from datastore.controller.models.status import model_status
 from datastore.controller.models.volume import OWNED_BY, version_volume
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
-from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.mistakes import Mistake, parsed
 from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
@@ -85,16 +82,6 @@ class Plan:
     soon: bool = False
 
 
-def parsed(body: Raw) -> ModelVersion:
-    """Return the validated object without what the API server adds. Errors: Mistake when its spec is invalid."""
-    names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
-    document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
-    try:
-        return ModelVersion.model_validate(document)
-    except ValidationError as error:
-        raise Mistake("InvalidSpec", explain(error, ModelVersion), permanent=True) from None
-
-
 def store_name(model: Raw | None) -> str:
     """Return the name of the Datastore that holds the versions of a Model."""
     return str((model or {}).get("spec", {}).get("store") or DEFAULT_STORE)
@@ -119,7 +106,7 @@ def decide(seen: Observed) -> Plan:
     """Return the next step of a ModelVersion, also of one that is being deleted."""
     body = seen.version
     try:
-        version = parsed(body)
+        version = parsed(body, ModelVersion)
         if "deletionTimestamp" in body["metadata"]:
             return _going(seen, version)
         if FINALIZER not in (body["metadata"].get("finalizers") or []):

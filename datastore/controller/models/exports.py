@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from datastore.api.explain import explain
 from datastore.api.model import ModelExport
 from datastore.api.objects import condition, is_true
 from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
 from datastore.controller.models.job import Role, ended, reached, wanted_job
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
-from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.mistakes import Mistake, parsed
 from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
@@ -43,16 +40,6 @@ class ObservedExport:
     refused: str = ""
 
 
-def parsed_export(body: Raw) -> ModelExport:
-    """Return the validated object without what the API server adds. Errors: Mistake when its spec is invalid."""
-    names = {"name": body["metadata"]["name"], "namespace": body["metadata"]["namespace"]}
-    document = {key: body.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": names}
-    try:
-        return ModelExport.model_validate(document)
-    except ValidationError as error:
-        raise Mistake("InvalidSpec", explain(error, ModelExport), permanent=True) from None
-
-
 def is_over(body: Raw) -> bool:
     """Return whether the export has ended, in success or failure; nothing more is done then."""
     return is_true(body, "Complete") or is_true(body, "Failed")
@@ -63,7 +50,7 @@ def decide_export(seen: ObservedExport) -> Plan:
     if is_over(seen.export) or "deletionTimestamp" in seen.export["metadata"]:
         return Plan()
     try:
-        export = parsed_export(seen.export)
+        export = parsed(seen.export, ModelExport)
         if seen.refused:
             return _told(seen, "Pending", REFUSED, seen.refused)
         if seen.job is None:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from datastore.api.names import FINALIZER, MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
+from datastore.api.model import ModelExport, ModelVersion
+from datastore.api.names import MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
 from datastore.api.objects import condition, timestamp
 from datastore.api.resources import (
-    BY_KIND,
     CLAIMS,
     CLASSES,
     DATASTORES,
@@ -25,13 +25,12 @@ from datastore.api.resources import (
 from datastore.controller.datastores.pods import NOT_ENDED, claims_of
 from datastore.controller.models import update
 from datastore.controller.models import volume as volumes
-from datastore.controller.models.decide import Observed, Plan, decide, is_saved, parsed, saved_it, store_name, store_of
+from datastore.controller.models.decide import Observed, Plan, decide, is_saved, saved_it, store_name, store_of
 from datastore.controller.models.exports import (
     VERB,
     ObservedExport,
     decide_export,
     is_over,
-    parsed_export,
 )
 from datastore.controller.models.job import (
     answer_of,
@@ -45,7 +44,7 @@ from datastore.controller.models.job import (
 from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence
 from datastore.controller.runtime.informers import InformerStore, key_of
-from datastore.controller.runtime.mistakes import Mistake
+from datastore.controller.runtime.mistakes import Mistake, parsed
 from datastore.controller.runtime.operator import Reconcile
 from datastore.controller.runtime.ownimage import OwnImage
 from datastore.controller.runtime.queue import Key, WorkQueue
@@ -172,7 +171,7 @@ class ModelKind:
             if body is None or is_over(body):
                 return None
             try:
-                spec = parsed_export(body).spec
+                spec = parsed(body, ModelExport).spec
             except Mistake:
                 await self._act(body, decide_export(ObservedExport(export=body, now=timestamp())))
                 return None
@@ -223,7 +222,7 @@ class ModelKind:
         namespace, name = key
         now = timestamp()
         try:
-            version = parsed(body)
+            version = parsed(body, ModelVersion)
         except Mistake:
             return Observed(version=body, now=now)
         going = "deletionTimestamp" in body["metadata"]
@@ -337,7 +336,7 @@ class ModelKind:
     async def _act(self, body: Raw, plan: Plan, model: Raw | None = None) -> None:
         """Carry out a plan for this object. model: the Model whose status the plan may change, too."""
         if plan.finalizer:
-            await self._actor.finalizer(body, FINALIZER, present=True)
+            await self._actor.finalizer(body, present=True)
         for wanted in plan.create:
             await self._create(wanted)
         for wanted in plan.apply:
@@ -354,13 +353,12 @@ class ModelKind:
                 found = await self._client.get(VOLUMES, "", name)
                 if found is not None:
                     await self._actor.delete({**found, "kind": "PersistentVolume"})
-            await self._actor.finalizer(body, FINALIZER, present=False)
+            await self._actor.finalizer(body, present=False)
 
     async def _create(self, wanted: Raw) -> None:
         """Create an object unless it exists. Errors: ApiError, as when its namespace has no room for it or ends."""
-        resource, namespace = BY_KIND[wanted["kind"]], wanted["metadata"]["namespace"]
         try:
-            self._actor.take(await self._client.create(resource, namespace, wanted))
+            await self._actor.create(wanted)
         except ApiError as error:
             if error.status != 409:
                 raise

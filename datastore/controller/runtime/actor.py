@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from datastore.api.names import FINALIZER
 from datastore.api.resources import BY_KIND, Resource
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -34,6 +35,12 @@ class Actor:
         self.take(found)
         return found
 
+    async def create(self, wanted: Raw) -> dict[str, Any]:
+        """Create an object; ApiError 409 when one of its name is there."""
+        found = await self._client.create(BY_KIND[wanted["kind"]], wanted["metadata"]["namespace"], wanted)
+        self.take(found)
+        return found
+
     async def merge(self, resource: Resource, body: Raw, change: Raw, subresource: str = "") -> None:
         """Merge a change into the object with this uid; do nothing when it is gone."""
         found = await self._client.merge(resource, body, change, subresource)
@@ -47,11 +54,11 @@ class Actor:
         for event in events:
             await self._recorder.record(body, event)
 
-    async def finalizer(self, body: Raw, name: str, *, present: bool) -> None:
+    async def finalizer(self, body: Raw, *, present: bool) -> None:
         """Put our finalizer on an object or take it off. The uid keeps apply from creating a deleted object again."""
         change = _named(body)
         if present:
-            change["metadata"]["finalizers"] = [name]
+            change["metadata"]["finalizers"] = [FINALIZER]
         try:
             self.take(await self._client.apply(change))
         except ApiError as error:

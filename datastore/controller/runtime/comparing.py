@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +24,11 @@ def holds(observed: Any, wanted: Any) -> bool:
             return False
         return all(any(holds(each, one) for each in observed) for one in wanted)
     return bool(observed == wanted)
+
+
+def digest(applied: Raw) -> str:
+    """Return the value of the annotation APPLIED, which shows what holds() does not: a field that is gone."""
+    return hashlib.sha256(json.dumps(applied, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _field_holds(observed: Raw, name: str, wanted: Any) -> bool:

@@ -1,9 +1,14 @@
-"""The errors that keep a Datastore from being Ready, each with its reason for programs. Pure."""
+"""The errors that keep an object from being Ready, each with its reason for programs. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from datastore.api.explain import explain
 from datastore.api.reasons import REASONS
 from datastore.errors import DatastoreError
 from datastore.logs import redact
@@ -17,6 +22,7 @@ MESSAGE_MAX = 1024
 _REQUEST = re.compile(r" \(request [^()]*\)")
 """A request's id. It differs each time, and would make a new status of the same fault."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class Mistake(DatastoreError):
@@ -26,6 +32,17 @@ class Mistake(DatastoreError):
         super().__init__(message)
         self.reason = reason
         self.permanent = permanent
+
+
+def parsed(body: Mapping[str, Any], model: type[Parsed]) -> Parsed:
+    """Return the validated object, without what the API server adds. Errors: Mistake when it is invalid."""
+    names = {name: body["metadata"][name] for name in ("name", "namespace") if name in body["metadata"]}
+    document = {name: body.get(name) for name in ("apiVersion", "kind", "spec")} | {"metadata": names}
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        # Not `from error`: pydantic's text contains the input.
+        raise Mistake("InvalidSpec", explain(error, model), permanent=True) from None
 
 
 def reason_of(error: DatastoreError) -> str:

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from datastore.api.explain import explain
 from datastore.api.model import Serving, ServingSpec
 from datastore.api.names import DEFAULT_STORE, MODEL_VERSION
 from datastore.api.objects import condition, is_owned, is_true
 from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Event, Finding, merged, transitions
-from datastore.controller.runtime.mistakes import Mistake, message_of
+from datastore.controller.runtime.mistakes import Mistake, message_of, parsed
 from datastore.controller.runtime.ownimage import Image
 from datastore.controller.servings import desired
 from datastore.controller.servings.desired import SERVE, VERIFY, Target
@@ -113,12 +110,7 @@ def decide(observed: Observed) -> Plan:
 
 def _spec(serving: Raw) -> ServingSpec:
     """Return the validated spec. Errors: Mistake, also for a template that asks for more rights."""
-    try:
-        spec = Serving.model_validate(
-            {name: serving[name] for name in ("apiVersion", "kind", "metadata", "spec") if name in serving}
-        ).spec
-    except ValidationError as error:
-        raise Mistake("InvalidSpec", explain(error, Serving), permanent=True) from None
+    spec = parsed(serving, Serving).spec
     template = spec.template
     if template is not None:
         refused = {

@@ -6,8 +6,6 @@ and verifies the version; the serving container sees only the version, at spec.p
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from datastore.api.model import SERVING as KIND
 from datastore.api.model import ServingSpec
 from datastore.api.names import APPLIED, MANAGED_BY, MODEL, MODEL_VERSION, SERVING
 from datastore.api.objects import owner_reference
+from datastore.controller.runtime.comparing import digest
 from datastore.controller.runtime.ownimage import Image
 
 Raw = Mapping[str, Any]
@@ -191,7 +190,6 @@ def _of(serving: Raw, api_version: str, kind: str, spec: JSON) -> JSON:
     metadata = serving["metadata"]
     # The digest leaves out the number of pods, which an autoscaler may choose.
     asked = {name: value for name, value in spec.items() if name != "replicas"}
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return {
         "apiVersion": api_version,
         "kind": kind,
@@ -199,7 +197,7 @@ def _of(serving: Raw, api_version: str, kind: str, spec: JSON) -> JSON:
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "labels": {MANAGED_BY: MANAGER, SERVING: metadata["name"]},
-            "annotations": {APPLIED: digest},
+            "annotations": {APPLIED: digest(asked)},
             "ownerReferences": [owner_reference(KIND, metadata["name"], metadata["uid"])],
         },
         "spec": spec,

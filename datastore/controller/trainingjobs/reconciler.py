@@ -209,10 +209,9 @@ class Reconciler:
 
     async def _create(self, uid: str, wanted: Raw) -> None:
         """Make an object, unless it exists and was made for this TrainingJob. Errors: _Refused."""
-        resource, metadata = BY_KIND[wanted["kind"]], wanted["metadata"]
-        what = f"{wanted['kind']} {metadata['name']}"
+        what = f"{wanted['kind']} {wanted['metadata']['name']}"
         try:
-            self._actor.take(await self._client.create(resource, metadata["namespace"], wanted))
+            await self._actor.create(wanted)
             return
         except ApiError as error:
             if error.status in (400, 422):
