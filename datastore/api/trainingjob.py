@@ -661,9 +661,11 @@ class TrainingJobSpec(Part):
 
 
 def role_of(spec: TrainingJobSpec, name: str) -> Role:
-    """Return the Role that the spec has for a role, or an empty Role if it has none."""
-    found: Role | None = getattr(spec.roles, name)
-    return found or Role.model_validate({})
+    """Return the Role that the spec has for a role, with what it has from the job; its template is still its own."""
+    own: Role = getattr(spec.roles, name) or Role.model_validate({})
+    of_job = {field: getattr(spec, field) for field in ("image", "command", "args", "resources")}
+    missing = {field: value for field, value in of_job.items() if getattr(own, field) is None}
+    return own.model_copy(update={**missing, "env": [*spec.env, *own.env]})
 
 
 def replicas_of(spec: TrainingJobSpec, name: str) -> int:

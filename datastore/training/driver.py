@@ -1,4 +1,4 @@
-"""The interface by which the command and notebooks use every launcher of TrainingJobs."""
+"""The interface by which the command and notebooks use every launcher of TrainingJobs, and what all launchers check."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import Any, Protocol
 from datastore.api.manifest import Manifest
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError
+from datastore.training import schedule
 from datastore.training.conditions import SAVING
 from datastore.training.evidence import Evidence
+from datastore.training.results import place_of_result
+from datastore.training.topology import Task, tasks_of
+from datastore.training.variables import check_roles
 
 
 class NoSuchJob(DatastoreError):
@@ -20,6 +24,9 @@ class NoSuchJob(DatastoreError):
 
 class JobExists(DatastoreError):
     """Another TrainingJob has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"TrainingJob {name} exists already; `datastore job delete {name}` removes it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,28 @@ def newest(lines: Iterable[LogLine], tail: int | None) -> Iterator[LogLine]:
     finally:
         for each in last.values():
             yield from each
+
+
+def check(job: TrainingJob) -> None:
+    """Check what can be checked of a job by itself. Errors: InvalidManifest."""
+    check_roles(job, tasks_of(job.spec))
+    schedule.check(job)
+    if job.spec.save is not None:
+        place_of_result(job)
+
+
+def check_goes_on(name: str, phase: str | None) -> None:
+    """Errors: DatastoreError when the job has finished."""
+    if phase in ("Succeeded", "Failed"):
+        raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
+
+
+def chosen(job: TrainingJob, role: RoleName | None, index: int | None) -> list[Task]:
+    """Return the tasks whose logs are wanted; None: any. Errors: DatastoreError when there is none."""
+    found = [each for each in tasks_of(job.spec) if role in (None, each.role) and index in (None, each.index)]
+    if not found:
+        raise DatastoreError(f"TrainingJob {job.name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
+    return found
 
 
 class Driver(Protocol):

@@ -3,7 +3,6 @@ Pure, and the same for every launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -65,10 +64,3 @@ def tail(log: bytes, size: int) -> str:
     end = log[-size:]
     cut = end.find(b"\n") + 1
     return end[cut if cut < len(end) else 0 :].decode(errors="replace")
-
-
-def with_logs(replicas: Sequence[ReplicaEvidence], logs: Sequence[bytes]) -> Evidence:
-    """Return the evidence with the end of each log, as long as log_bytes() allows."""
-    size = log_bytes(len(replicas))
-    pairs = zip(replicas, logs, strict=True)
-    return Evidence(replicas=[each.model_copy(update={"log": tail(log, size)}) for each, log in pairs])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from datastore.api.datastore import DEFAULT_NAMESPACE
 from datastore.errors import DatastoreError
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 Launcher = LocalDriver | KubernetesDriver
 
 
-def of_cluster(environment: Mapping[str, str] = os.environ) -> KubernetesDriver:
+def of_cluster() -> KubernetesDriver:
     """Return the driver for the cluster and namespace of kubectl's context. Errors: DatastoreError without one."""
-    return KubernetesDriver(of_context(environment))
+    return KubernetesDriver(of_context(os.environ))
 
 
 def existing(name: str, namespace: str = "", say: Callable[[str], None] = log.warning) -> tuple[Launcher, str]:

@@ -11,15 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from datastore.api.trainingjob import TrainingJobSpec
 from datastore.training.frameworks import FRAMEWORKS
-from datastore.training.topology import Task, Topology
+from datastore.training.topology import RANKED, Task, Topology
 from datastore.units import format_count
 
 FIRST_RETRIED_CODE = 128
 MAX_DELAY_S = 60.0
+
+
+class _OfTask(Protocol):
+    @property
+    def task(self) -> Task: ...
+
+
+Tasked = TypeVar("Tasked", bound=_OfTask)
 
 
 class State(StrEnum):
@@ -153,9 +161,30 @@ def restart_delay_s(restarts: int) -> float:
 
 def _trained(policy: RunPolicy, tasks: Sequence[TaskState]) -> bool:
     """Return whether the training itself has succeeded, whatever the evaluator and parameter servers do."""
-    workers = [each for each in tasks if each.task.role in ("master", "worker")]
-    wanted = workers[:1] if policy.success == "chief" else workers
-    return all(each.state is State.SUCCEEDED for each in wanted)
+    return all(each.state is State.SUCCEEDED for each in decisive(policy, tasks))
+
+
+def decisive(policy: RunPolicy, found: Sequence[Tasked]) -> list[Tasked]:
+    """Return those of the tasks or replicas whose success is the success of the training."""
+    ranked = [each for each in found if each.task.role in RANKED]
+    return ranked[:1] if policy.success == "chief" else ranked
+
+
+def counts(tasks: Sequence[TaskState]) -> list[dict[str, Any]]:
+    """Return status.roles: for each role that has tasks, how many of them are in which state."""
+    roles = []
+    for role in dict.fromkeys(each.task.role for each in tasks):
+        states = [each.state for each in tasks if each.task.role == role]
+        roles.append(
+            {
+                "role": role,
+                "replicas": len(states),
+                "active": states.count(State.RUNNING),
+                "succeeded": states.count(State.SUCCEEDED),
+                "failed": states.count(State.FAILED),
+            }
+        )
+    return roles
 
 
 def _wait_for_evaluator(policy: RunPolicy, seen: Seen) -> Decision:

@@ -34,6 +34,4 @@ def chief_of(spec: TrainingJobSpec) -> RoleName:
 def command_of_result(job: TrainingJob) -> list[str]:
     """Return the command and the arguments with which the chief made the result."""
     chief = role_of(job.spec, chief_of(job.spec))
-    command = chief.command if chief.command is not None else job.spec.command or []
-    arguments = chief.args if chief.args is not None else job.spec.args or []
-    return [*command, *arguments]
+    return [*(chief.command or []), *(chief.args or [])]

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from datastore.api.trainingjob import ROLES, RoleName, TrainingJobSpec, replicas_of, role_of
 
+RANKED: tuple[RoleName, ...] = ("master", "worker")
+"""The roles whose tasks have a rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -87,7 +90,7 @@ def tasks_of(spec: TrainingJobSpec) -> tuple[Task, ...]:
     for role in ROLES:
         for index in range(replicas_of(spec, role)):
             own = role_of(spec, role).gpus or 0
-            found.append(Task(role=role, index=index, gpus=shares.pop(0) if shares and _ranked(role) else own))
+            found.append(Task(role=role, index=index, gpus=shares.pop(0) if shares and role in RANKED else own))
     return tuple(found)
 
 
@@ -97,7 +100,3 @@ def topology_of(
     """Return the topology of a job. address: returns the address of a task, as its driver chooses it."""
     tasks = tasks_of(spec)
     return Topology(job=job, tasks=tasks, addresses=tuple(address(task) for task in tasks), one_host=one_host)
-
-
-def _ranked(role: RoleName) -> bool:
-    return role in ("master", "worker")

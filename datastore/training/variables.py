@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, role_of
 from datastore.errors import InvalidManifest
 from datastore.training.frameworks import FRAMEWORKS
-from datastore.training.topology import Task, Topology
+from datastore.training.topology import RANKED, Task, Topology
 
 _REFERENCE = re.compile(r"\$(\$|\(([^()$]*)\))")
 
@@ -35,7 +35,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, token: str = "") -> dict[str, str]:
     """Return the variables of a task: ours, the framework's, then the user's; each may refer to those before it."""
     framework = FRAMEWORKS[job.spec.framework]
-    ranked = task.role in ("master", "worker")
+    ranked = task.role in RANKED
     found = {
         "DATASTORE_JOB": job.name,
         "DATASTORE_ROLE": task.role,
@@ -45,7 +45,7 @@ def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, to
     }
     for name, value in framework.environment(topology, task.role).items():
         found[name] = expand(value, found)
-    for each in [*job.spec.env, *role_of(job.spec, task.role).env]:
+    for each in role_of(job.spec, task.role).env:
         value_of = lookup(each) if each.value_from else expand(each.value or "", found)
         if value_of is not None:
             found[each.name] = value_of
@@ -55,9 +55,7 @@ def of_task(topology: Topology, job: TrainingJob, task: Task, lookup: Lookup, to
 def command_of(topology: Topology, job: TrainingJob, task: Task, variables: Mapping[str, str]) -> list[str]:
     """Return the command of a task with its arguments; [] stands for the image's own command."""
     role = role_of(job.spec, task.role)
-    given = role.command if role.command is not None else job.spec.command
-    arguments = role.args if role.args is not None else job.spec.args
-    words = [*(given or []), *(arguments or [])] if given else []
+    words = [*role.command, *(role.args or [])] if role.command else []
     framework = FRAMEWORKS[job.spec.framework]
     return [expand(word, variables) for word in framework.command(topology, task.role, words)]
 

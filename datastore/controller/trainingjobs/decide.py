@@ -22,7 +22,18 @@ from datastore.training import schedule
 from datastore.training.cluster import names
 from datastore.training.cluster.replicas import UNSCHEDULABLE, Replica, active, replicas_of, time_of
 from datastore.training.conditions import SAVING
-from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, TaskState, policy_of
+from datastore.training.policy import (
+    Finish,
+    Release,
+    Restart,
+    RunPolicy,
+    Seen,
+    State,
+    TaskState,
+    counts,
+    decisive,
+    policy_of,
+)
 from datastore.training.policy import decide as decide_run
 from datastore.training.results import place_of_result
 from datastore.training.topology import Topology
@@ -310,7 +321,7 @@ def _follow(seen: Observed, policy: RunPolicy, status: _Status, replicas: Sequen
             trained_s=_trained_s(seen, policy, replicas),
         ),
     )
-    _count(status, replicas)
+    status.fields["roles"] = counts([each.state for each in replicas])
     match decision:
         case Finish():
             return _verdict(seen, status, decision, _end_of(decision, replicas, seen.now))
@@ -339,30 +350,8 @@ def _follow(seen: Observed, policy: RunPolicy, status: _Status, replicas: Sequen
     return _told(seen, status, decision.seconds)
 
 
-def _count(status: _Status, replicas: Sequence[Replica]) -> None:
-    roles = []
-    for role in dict.fromkeys(each.task.role for each in replicas):
-        states = [each.state.state for each in replicas if each.task.role == role]
-        roles.append(
-            {
-                "role": role,
-                "replicas": len(states),
-                "active": states.count(State.RUNNING),
-                "succeeded": states.count(State.SUCCEEDED),
-                "failed": states.count(State.FAILED),
-            }
-        )
-    status.fields["roles"] = roles
-
-
-def _wanted(policy: RunPolicy, replicas: Sequence[Replica]) -> list[Replica]:
-    """Return the replicas whose success is the success of the training."""
-    ranked = [each for each in replicas if each.task.role in ("master", "worker")]
-    return ranked[:1] if policy.success == "chief" else ranked
-
-
 def _trained_s(seen: Observed, policy: RunPolicy, replicas: Sequence[Replica]) -> float | None:
-    wanted = _wanted(policy, replicas)
+    wanted = decisive(policy, replicas)
     if not all(each.state.state is State.SUCCEEDED for each in wanted):
         return None
     return max((seen.now - (each.ended_at or seen.now)).total_seconds() for each in wanted)
@@ -386,7 +375,7 @@ def _given_up(jobs: Mapping[str, Raw]) -> Finish | None:
 
 def _as_released(replicas: Sequence[Replica], policy: RunPolicy, missing: Sequence[str]) -> list[Replica]:
     """Return the replicas after the training's success: one whose Job is gone has succeeded before, or was freed."""
-    wanted = [each.task for each in _wanted(policy, replicas)]
+    wanted = [each.task for each in decisive(policy, replicas)]
     return [
         Replica(state=TaskState(task=each.task, state=State.SUCCEEDED if each.task in wanted else State.FREED))
         if each.task.role in missing

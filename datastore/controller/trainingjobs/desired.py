@@ -30,7 +30,7 @@ from datastore.training.frameworks import FRAMEWORKS
 from datastore.training.frameworks.base import FILES
 from datastore.training.policy import FIRST_RETRIED_CODE, RunPolicy
 from datastore.training.results import chief_of, command_of_result, place_of_result
-from datastore.training.topology import Topology
+from datastore.training.topology import RANKED, Topology
 
 Raw = Mapping[str, Any]
 JSON = dict[str, Any]
@@ -197,20 +197,18 @@ def _container(job: TrainingJob, topology: Topology, role: RoleName, mounts: lis
     own, template = role_of(job.spec, role), template_of(job.spec, role)
     made: JSON = {
         "name": names.CONTAINER,
-        "image": own.image or job.spec.image,
+        "image": own.image,
         "env": environment(job, topology, role),
         "volumeMounts": mounts,
         "resources": _resources(job, topology, role),
         "ports": [{"name": "training", "containerPort": names.PORT}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    command = own.command if own.command is not None else job.spec.command
-    arguments = own.args if own.args is not None else job.spec.args
-    words = [*command, *(arguments or [])] if command else []
+    words = [*own.command, *(own.args or [])] if own.command else []
     if words := FRAMEWORKS[job.spec.framework].command(topology, role, words):
         made["command"] = list(words)
-    elif arguments:
-        made["args"] = list(arguments)
+    elif own.args:
+        made["args"] = list(own.args)
     optional = {
         "workingDir": job.spec.working_dir,
         "imagePullPolicy": template.image_pull_policy,
@@ -224,7 +222,7 @@ def environment(job: TrainingJob, topology: Topology, role: RoleName) -> list[JS
     framework = FRAMEWORKS[job.spec.framework]
     index = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{names.INDEX}']"}}}
     rank: JSON = {"value": "0"}
-    if role in ("master", "worker"):
+    if role in RANKED:
         rank = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{names.RANK}']"}}}
         rank = rank if gated(topology, role) else index
     found: dict[str, JSON] = {
@@ -237,7 +235,7 @@ def environment(job: TrainingJob, topology: Topology, role: RoleName) -> list[JS
         reference = {"name": names.token_name(job.name), "key": "token"}
         found["DATASTORE_TOKEN"] = {"valueFrom": {"secretKeyRef": reference}}
     found |= {name: {"value": value} for name, value in framework.environment(topology, role).items()}
-    for each in [*job.spec.env, *role_of(job.spec, role).env]:
+    for each in role_of(job.spec, role).env:
         found.pop(each.name, None)  # in its new place it may refer to all variables before it
         found[each.name] = _variable(each)
     return [{"name": name, **value} for name, value in found.items()]
@@ -249,7 +247,7 @@ def _variable(given: EnvironmentVariable) -> JSON:
 
 
 def _resources(job: TrainingJob, topology: Topology, role: RoleName) -> JSON:
-    wanted = role_of(job.spec, role).resources or job.spec.resources
+    wanted = role_of(job.spec, role).resources
     limits = dict(wanted.limits) if wanted else {}
     # All replicas of a role have one pod template, so a first task with fewer GPUs gets as many as the others.
     if gpus := max(task.gpus for task in topology.of(role)):
@@ -288,7 +286,7 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
     reached = f"import socket; socket.create_connection(('127.0.0.1', {names.BOARD_PORT}), 5)"
     container = {
         "name": names.CONTAINER,
-        "image": image or role_of(job.spec, chief_of(job.spec)).image or job.spec.image,
+        "image": image or role_of(job.spec, chief_of(job.spec)).image,
         "command": [
             *("python3", "-m", "tensorboard.main", "--logdir", f"{directory}/{board.path}".rstrip("/")),
             *("--host", "127.0.0.1", "--port", str(names.BOARD_PORT)),

@@ -16,7 +16,7 @@ from datastore.api.datastore import API_VERSION
 from datastore.api.explain import explain
 from datastore.api.objects import is_owned, timestamp
 from datastore.api.resources import BY_KIND, CONFIGMAPS, JOBS, NODES, PODS
-from datastore.api.trainingjob import KIND, TrainingJob
+from datastore.api.trainingjob import KIND, TrainingJob, role_of
 from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -32,14 +32,12 @@ from datastore.controller.trainingjobs.settings import Settings
 from datastore.controller.trainingjobs.usage import UsageCollector
 from datastore.errors import InvalidManifest
 from datastore.logs import fields
-from datastore.training import schedule
 from datastore.training.cluster import names
 from datastore.training.cluster.replicas import replicas_of
 from datastore.training.conditions import SAVING
+from datastore.training.driver import check
 from datastore.training.policy import policy_of
-from datastore.training.results import place_of_result
-from datastore.training.topology import tasks_of
-from datastore.training.variables import check_roles
+from datastore.training.topology import RANKED
 
 log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
@@ -125,10 +123,7 @@ class Reconciler:
         if phase in ("Running", "Restarting", "Succeeded", "Failed"):
             return job, ""
         try:
-            check_roles(job, tasks_of(job.spec))
-            schedule.check(job)
-            if job.spec.save is not None:
-                place_of_result(job)
+            check(job)
         except InvalidManifest as error:
             return None, str(error)
         why = overlay.refusal(job.spec, self._settings.overlays)
@@ -137,7 +132,7 @@ class Reconciler:
                 "spec.save: this cluster saves no Models (the component models is not installed); leave it out, or ask "
                 "the administrator"
             )
-        without = [role for role in desired.roles_of(names.cluster_topology(job)) if not _image(job, role)]
+        without = [role for role in desired.roles_of(names.cluster_topology(job)) if not role_of(job.spec, role).image]
         if without:
             why = f"spec.image is missing: a cluster needs one for {without[0]}"
         return (None, why) if why else (job, "")
@@ -231,7 +226,7 @@ class Reconciler:
         """Make the ModelVersion of a job that has succeeded, and write the result into its status."""
         uid, now = body["metadata"]["uid"], datetime.now(UTC)
         evidence, _ = kept(await self._client.get(CONFIGMAPS, job.namespace, names.evidence_name(job.name)))
-        images = [each.image for each in evidence.replicas if each.role in ("master", "worker")]
+        images = [each.image for each in evidence.replicas if each.role in RANKED]
         try:
             await self._create(uid, desired.model_version(job, uid, images[0] if images else ""))
         except _Refused as error:
@@ -295,8 +290,3 @@ class Reconciler:
 def _of_kind(body: Raw, kind: str) -> dict[str, Any]:
     """Return the body with apiVersion and kind, which the items of a list lack."""
     return {**body, "apiVersion": BY_KIND[kind].api_version, "kind": kind}
-
-
-def _image(job: TrainingJob, role: str) -> str:
-    found = getattr(job.spec.roles, role)
-    return (found.image if found else None) or job.spec.image or ""

@@ -21,15 +21,12 @@ from datastore.api.resources import CONFIGMAPS, DATASTORES, PODS, SECRETS, TRAIN
 from datastore.api.trainingjob import KIND, RoleName, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidRequest, NotFound, Unreachable
 from datastore.kubeclient import EVERYWHERE, Conflict, KubeClient, Outage
-from datastore.training import schedule
 from datastore.training.cluster import names, usage
 from datastore.training.cluster.replicas import replicas_of
-from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed, newest
+from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed, check, check_goes_on, chosen, newest
 from datastore.training.evidence import Evidence
 from datastore.training.policy import State
-from datastore.training.results import place_of_result
-from datastore.training.topology import Task, tasks_of
-from datastore.training.variables import check_roles
+from datastore.training.topology import Task
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +56,7 @@ class KubernetesDriver:
 
     def create(self, job: TrainingJob, manifest: Manifest) -> Observed:
         """See Driver. Datastores and Secrets of the file are created if they don't exist, and else left as they are."""
-        check_roles(job, tasks_of(job.spec))
-        schedule.check(job)
-        if job.spec.save is not None:
-            place_of_result(job)
+        check(job)
         # As with kubectl, a job without a namespace gets that of kubectl's context.
         given = [each for each in objects_of(manifest) if (each.get("metadata") or {}).get("name") == job.name]
         said = any((each.get("metadata") or {}).get("namespace") for each in given if each.get("kind") == KIND)
@@ -90,9 +84,7 @@ class KubernetesDriver:
             for resource, name in reversed(made):
                 self._client.delete(resource, name, namespace=space)
             if isinstance(error, Conflict):
-                raise JobExists(
-                    f"TrainingJob {job.name} exists already; `datastore job delete {job.name}` removes it"
-                ) from None
+                raise JobExists(job.name) from None
             raise
         return self.observe(job.name, space)
 
@@ -113,10 +105,7 @@ class KubernetesDriver:
 
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
         """See Driver."""
-        observed = self.observe(name, namespace)
-        if observed.ended:
-            phase = observed.status.phase
-            raise DatastoreError(f"TrainingJob {name} has finished ({phase}); submit it again under another name")
+        check_goes_on(name, self.observe(name, namespace).status.phase)
         self._client.patch(TRAININGJOBS, name, {"spec": {"suspend": suspended}}, namespace=namespace)
 
     def free(self, name: str, namespace: str) -> float:
@@ -146,10 +135,7 @@ class KubernetesDriver:
     ) -> Iterator[LogLine]:
         """See Driver. Of pods that were freed, only the end of their logs is kept."""
         job = _parsed(self._found(name, namespace))
-        chosen = [each for each in tasks_of(job.spec) if role in (None, each.role) and index in (None, each.index)]
-        if not chosen:
-            raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
-        readers = [_Reader(self._client, job, task) for task in chosen]
+        readers = [_Reader(self._client, job, task) for task in chosen(job, role, index)]
         outage = Outage()
         while True:
             ended = False

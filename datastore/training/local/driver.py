@@ -21,7 +21,7 @@ from datastore.mounting.errors import Unsynced
 from datastore.mounting.records import MountRecord, all_records
 from datastore.training import schedule
 from datastore.training.conditions import with_condition
-from datastore.training.driver import LogLine, NoSuchJob, Observed, newest
+from datastore.training.driver import LogLine, NoSuchJob, Observed, check, check_goes_on, chosen, newest
 from datastore.training.local import cgroups, gpus, logcopies, processes
 from datastore.training.local.isolation import Container
 from datastore.training.local.launcher import KILL_TIMEOUT_S
@@ -37,9 +37,7 @@ from datastore.training.local.records import (
 from datastore.training.local.replica import MAX_LOG_BYTES
 from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.policy import State
-from datastore.training.results import place_of_result
 from datastore.training.topology import tasks_of
-from datastore.training.variables import check_roles
 from datastore.units import format_count, format_size
 
 log = logging.getLogger(__name__)
@@ -110,10 +108,11 @@ class LocalDriver:
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
         """See Driver."""
         directory = self._found(name, namespace)
-        _refuse_finished(directory)
+        check_goes_on(name, directory.read_state().status.phase)
         if suspended:
             self._stop(directory, "suspend")
-            _refuse_finished(directory)  # it may have finished before its launcher saw the request
+            # It may have finished before its launcher saw the request.
+            check_goes_on(name, directory.read_state().status.phase)
         job = directory.load_job()
         spec = job.spec.model_copy(update={"suspend": suspended})
         directory.write_job(job.model_copy(update={"spec": spec}))
@@ -145,15 +144,12 @@ class LocalDriver:
     ) -> Iterator[LogLine]:
         """See Driver."""
         directory = self._found(name, namespace)
-        spec = directory.load_job().spec
-        if spec.schedule is not None:
+        job = directory.load_job()
+        if job.spec.schedule is not None:
             last = directory.read_state().status.last_run
             runs = f"the last one is {last}" if last else "none was yet"
             raise DatastoreError(f"TrainingJob {name} has a schedule, and each run is a job of its own; {runs}")
-        chosen = [task for task in tasks_of(spec) if role in (None, task.role) and index in (None, task.index)]
-        if not chosen:
-            raise DatastoreError(f"TrainingJob {name} has no {role or 'replica'}{'' if index is None else f' {index}'}")
-        readers = [(task, _Lines(directory.log(task.name))) for task in chosen]
+        readers = [(task, _Lines(directory.log(task.name))) for task in chosen(job, role, index)]
         while True:
             ended = not (follow and directory.alive)
             said = False
@@ -247,16 +243,14 @@ class LocalDriver:
 def _check(job: TrainingJob, manifest: Manifest) -> None:
     """Check all that can be checked before anything is created. Errors: DatastoreError."""
     where = f"TrainingJob {job.name}"
+    check(job)
     if job.spec.save is not None:
-        place_of_result(job)
         try:
             manifest.check_writable(manifest.pick_store())
         except InvalidManifest as error:
             raise InvalidManifest(f"{where}: spec.save: {error}") from None
-    tasks = tasks_of(job.spec)
-    check_roles(job, tasks)
-    schedule.check(job)
     check_datastores(job, manifest)
+    tasks = tasks_of(job.spec)
     needed = sum(task.gpus for task in tasks)
     there = len(gpus.devices()) if needed else 0
     if needed > there:
@@ -264,13 +258,6 @@ def _check(job: TrainingJob, manifest: Manifest) -> None:
         raise InvalidManifest(
             f"{where}: it needs {needed} GPUs ({most.name} alone {most.gpus}), and this machine has {there}"
         )
-
-
-def _refuse_finished(directory: JobDirectory) -> None:
-    """Errors: DatastoreError when the job has finished."""
-    phase = directory.read_state().status.phase
-    if phase in ("Succeeded", "Failed"):
-        raise DatastoreError(f"TrainingJob {directory.name} has finished ({phase}); submit it again under another name")
 
 
 def _begins(directory: JobDirectory, state: LocalState) -> bool:

@@ -42,7 +42,7 @@ from datastore.training.local.records import JobDirectory, LocalState, Submitter
 from datastore.training.local.replica import Replica
 from datastore.training.local.sandbox import Shown
 from datastore.training.local.saving import save
-from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, decide, policy_of
+from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, counts, decide, policy_of
 from datastore.training.topology import Address, Task, Topology, topology_of
 from datastore.training.variables import check_roles, command_of, of_task
 from datastore.units import exact_quantity, parse_quantity
@@ -271,7 +271,7 @@ class Launcher:
         raise InvalidManifest(f"{where}: no Secret {wanted.name} with the key {wanted.key} is in the file")
 
     def _limits(self, task: Task) -> Limits:
-        resources = role_of(self.job.spec, task.role).resources or self.job.spec.resources
+        resources = role_of(self.job.spec, task.role).resources
         limits = resources.limits if resources else {}
         return Limits(
             processors=float(exact_quantity(limits["cpu"])) if "cpu" in limits else None,
@@ -296,7 +296,7 @@ class Launcher:
             command=command,
             variables={**gpus.variables(list(replica.gpus)), "DATASTORE_RUN": self._run, **variables},
             gpus=replica.gpus,
-            image=role_of(self.job.spec, task.role).image or self.job.spec.image or "",
+            image=role_of(self.job.spec, task.role).image or "",
             limits=self._limits(task),
         )
 
@@ -592,16 +592,7 @@ class Launcher:
 
     def _record(self) -> None:
         """Record the state. Errors: OSError."""
-        roles = []
-        for role in dict.fromkeys(each.task.role for each in self._replicas):
-            states = [each.state for each in self._replicas if each.task.role == role]
-            counts = {
-                "active": states.count(State.RUNNING),
-                "succeeded": states.count(State.SUCCEEDED),
-                "failed": states.count(State.FAILED),
-            }
-            roles.append({"role": role, "replicas": len(states), **counts})
-        status = self._with(roles=roles)
+        status = self._with(roles=counts([each.task_state for each in self._replicas]))
         self.directory.write_state(
             LocalState(
                 status=status,

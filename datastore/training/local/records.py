@@ -116,9 +116,7 @@ class JobDirectory:
         try:
             self.path.mkdir(mode=0o700)
         except FileExistsError:
-            raise JobExists(
-                f"TrainingJob {job.name} exists already; `datastore job delete {job.name}` removes it"
-            ) from None
+            raise JobExists(job.name) from None
         try:
             for name in ("logs", "mounts", "files"):
                 (self.path / name).mkdir()

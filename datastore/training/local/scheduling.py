@@ -7,7 +7,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from datastore.api.trainingjob import TrainingJobStatus
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import SignalWatch
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
@@ -71,4 +70,3 @@ class Scheduler:
         state = LocalState.model_validate({"status": status, "evidence": {"replicas": []}})
         with suppress(OSError):  # for example while the disk is full: the next run reports it
             self._directory.write_state(state)
-        assert isinstance(state.status, TrainingJobStatus)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, ReplicaEvidence, log_bytes, tail, with_logs
+from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, Evidence, ReplicaEvidence, log_bytes, tail
 from tests.promises import promise
 
 
@@ -15,11 +15,10 @@ from tests.promises import promise
 def test_all_of_it_fits_into_one_object(replicas: int) -> None:
     """Whatever the logs hold; a newline is two bytes of JSON. A few have 64 KiB each."""
     assert log_bytes(4) == LOG_BYTES == 64 << 10
-    each = [
-        ReplicaEvidence.model_validate({"role": "worker", "index": index, "state": "Failed"})
-        for index in range(replicas)
-    ]
-    found = with_logs(each, [b"\n" * (LOG_BYTES * 2)] * replicas)
+    log = tail(b"\n" * (LOG_BYTES * 2), log_bytes(replicas))
+    ended = {"role": "worker", "state": "Failed", "log": log}
+    each = [ReplicaEvidence.model_validate({**ended, "index": index}) for index in range(replicas)]
+    found = Evidence(replicas=each)
     assert len(json.dumps(found.model_dump(by_alias=True, mode="json", exclude_none=True))) <= TOTAL_BYTES
 
 
