@@ -22,7 +22,7 @@ from .errors import DaemonOutdated, NotAnswering, VolumeBusy
 from .handle import HandleTable
 from .locks import VolumeLocks
 from .mountdaemon.protocol import DaemonClient, handles_of
-from .mounter import INODES, LARGEST_BYTES, MountHandle, Stats
+from .mounter import INODES, LARGEST_BYTES, MountedVolume, Stats
 from .settings import Settings
 from .textformat import Sample
 
@@ -67,12 +67,9 @@ class FuseMounter:
         """See Mounter."""
         return self.handles.volumes()
 
-    def get(self, volume_id: str) -> MountHandle | None:
+    def get(self, volume_id: str) -> MountedVolume | None:
         """See Mounter."""
-        handle = self.handles.get(volume_id)
-        if handle is None:
-            return None
-        return MountHandle(volume_id=volume_id, spec=handle.spec, ephemeral=handle.ephemeral)
+        return self.handles.get(volume_id)
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
         """See Mounter. The volume's cache is limited to its share of the node's cache space."""

@@ -20,17 +20,15 @@ from datastore.logs import fields
 
 from . import frames
 from .errors import NotAnswering
+from .mounter import MountedVolume
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MountHandle:
+class MountHandle(MountedVolume):
     """The handle of one mount. Its descriptors are this process's own copies; close() closes only these."""
 
-    volume_id: str
-    spec: MountSpec
-    ephemeral: bool
     negotiated: dict[str, Any]
     device_fd: int = field(repr=False)
     opens_fd: int = field(repr=False)

@@ -31,7 +31,7 @@ from datastore.nfsclient import FSTYPES, device_of, in_this_kernel, option, sile
 
 from .commands import Commands
 from .errors import CommandTimeout, error_named
-from .mounter import LARGEST_BYTES, MountHandle, Stats
+from .mounter import LARGEST_BYTES, MountedVolume, Stats
 from .request import key_of
 from .settings import Settings
 from .textformat import Sample
@@ -62,7 +62,7 @@ class KernelMounter:
         self._directory = settings.plugin_dir / "kernel"
         self._commands = commands
         self._lock = threading.Lock()
-        self._mounts: dict[str, MountHandle] = {}
+        self._mounts: dict[str, MountedVolume] = {}
         self._shown: dict[str, Stats] = {}
         self._missing_until_s = 0.0
 
@@ -78,7 +78,7 @@ class KernelMounter:
             try:
                 written = json.loads(path.read_text())
                 spec = from_json(written["spec"])
-                found = MountHandle(volume_id=written["volume"], spec=spec, ephemeral=written["ephemeral"])
+                found = MountedVolume(volume_id=written["volume"], spec=spec, ephemeral=written["ephemeral"])
             except (OSError, ValueError, KeyError, TypeError, InvalidManifest) as error:
                 log.warning("what is known of a mount can't be read", extra=fields(file=path, error=error))
                 continue
@@ -93,7 +93,7 @@ class KernelMounter:
         with self._lock:
             return list(self._mounts)
 
-    def get(self, volume_id: str) -> MountHandle | None:
+    def get(self, volume_id: str) -> MountedVolume | None:
         """See Mounter."""
         with self._lock:
             return self._mounts.get(volume_id)
@@ -103,11 +103,11 @@ class KernelMounter:
         location = _location(spec)
         if _there(spec):
             if not self._is_stale(spec):
-                self._note(MountHandle(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
+                self._note(MountedVolume(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
                 return
             log.warning("an export is not the one that was mounted: mounting it again", extra=fields(volume=volume_id))
         self._commands.unmount_all(spec.mountpoint)
-        self._note(MountHandle(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
+        self._note(MountedVolume(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
         try:
             version = self._mount(spec, location)
         except BaseException:
@@ -222,7 +222,7 @@ class KernelMounter:
                 return True
         return in_this_kernel()
 
-    def _note(self, mount: MountHandle) -> None:
+    def _note(self, mount: MountedVolume) -> None:
         """Write the file that says to which volume a mount belongs. Errors: MountFailed."""
         document = {"volume": mount.volume_id, "spec": mount.spec.to_json(), "ephemeral": mount.ephemeral}
         path = self._path(mount.volume_id)

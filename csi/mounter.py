@@ -16,7 +16,7 @@ INODES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MountHandle:
+class MountedVolume:
     """A volume that is mounted on this node. spec: its present settings. ephemeral: it is a pod's inline volume."""
 
     volume_id: str
@@ -48,7 +48,7 @@ class Mounter(Protocol):
         """Return the volumes that this mounter has mounted on the node, as far as it knows."""
         ...
 
-    def get(self, volume_id: str) -> MountHandle | None:
+    def get(self, volume_id: str) -> MountedVolume | None:
         """Return one of volumes(), or None for any other."""
         ...
 

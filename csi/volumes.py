@@ -27,7 +27,7 @@ from .errors import Refused, Unsent, VolumeNotFound
 from .fusemounter import FuseMounter
 from .kernelmounter import KernelMounter
 from .locks import VolumeLocks
-from .mounter import Mounter, MountHandle, Stats
+from .mounter import MountedVolume, Mounter, Stats
 from .podlogs import PodLogs
 from .podusage import PodUsage
 from .request import POD_NAMESPACE, Access, Wanted, check_endpoint, key_of, mount_spec
@@ -58,7 +58,7 @@ class Volumes:
         self._locks = locks
         self._failing_since: dict[str, float] = {}
 
-    def mounted(self) -> list[MountHandle]:
+    def mounted(self) -> list[MountedVolume]:
         """Return the volumes that are mounted on this node, as far as the plugin knows."""
         found = [mounter.get(volume_id) for mounter in self._mounters for volume_id in mounter.volumes()]
         return [each for each in found if each is not None]
