@@ -128,9 +128,10 @@ def ask(state_dir: Path, request: Mapping[str, Any], timeout_s: float, limit_byt
         return answer
 
 
-def status(state_dir: Path, timeout_s: float = STATUS_TIMEOUT_S) -> Answer:
-    """Return the server's status, with each file that is not uploaded. Errors: NotAnswering."""
-    return ask(state_dir, {"op": "status"}, timeout_s, STATUS_BYTES)
+def status(state_dir: Path, timeout_s: float | None = None) -> Answer:
+    """Return the server's status, with each file that is not uploaded. timeout_s: STATUS_TIMEOUT_S by default.
+    Errors: NotAnswering."""
+    return ask(state_dir, {"op": "status"}, STATUS_TIMEOUT_S if timeout_s is None else timeout_s, STATUS_BYTES)
 
 
 def brief_status(state_dir: Path, timeout_s: float) -> Answer:

@@ -14,11 +14,11 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from datastore.api.source import GlusterFSLocation
-from datastore.api.status import Capabilities
-from datastore.backends.base import Ensured, Measured, Policy, Released
+from datastore.backends.base import Ensured
+from datastore.backends.elsewhere import ElsewhereBackend
 from datastore.errors import NotFound, Unreachable
 
 PORT = 24007
@@ -51,28 +51,17 @@ def _dictionary(pairs: Mapping[bytes, bytes]) -> bytes:
 _VERSIONS = _dictionary(_KNOWN)
 
 
-class GlusterFSBackend:
+class GlusterFSBackend(ElsewhereBackend):
     """See Backend."""
 
     def __init__(self, location: GlusterFSLocation) -> None:
+        super().__init__(location, "a volume that was there before stays as it is")
         self._location = location
 
     def ensure(self) -> Ensured:
         """See Backend. Errors: NotFound when the volume is not there or stopped; Unreachable when no server answers."""
         find(self._location)
-        return Ensured(source=self._location)
-
-    def probe(self) -> Capabilities:
-        """See Backend. Nothing is tried."""
-        return Capabilities.model_validate({})
-
-    def usage(self) -> Measured | None:
-        """See Backend."""
-        return None
-
-    def release(self, policy: Policy, go_on: Callable[[], bool]) -> Released:
-        """See Backend."""
-        return Released(done=True, message="a volume that was there before stays as it is")
+        return super().ensure()
 
 
 def find(location: GlusterFSLocation, port: int = PORT) -> str:

@@ -47,15 +47,13 @@ def mount(
     directories = Directories(state_root=str(state_root()), cache_dir=str(cache_root()))
     spec = mount_spec(manifest, datastore, mountpoint, directories, options)
     state_dir = Path(spec.state_dir)
+    seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location, "read_only": spec.read_only}
     if kernelnfs.mounts(spec):
-        seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location}
-        in_kernel = {**seen, "kind": "nfs", "read_only": spec.read_only}
-        return _mount_in_kernel(state_dir, in_kernel, lambda: kernelnfs.mount(spec, watch), watch)
+        return _mount_in_kernel(state_dir, {**seen, "kind": "nfs"}, lambda: kernelnfs.mount(spec, watch), watch)
     make_cache(Path(spec.cache_dir))
     with _locked(state_dir), _prepared(mountpoint) as made:
         _refuse_serving(state_dir, mountpoint)
-        seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location}
-        _keep(mountpoint, state_dir / COMMAND_FILE, {**seen, "read_only": spec.read_only, "made": made})
+        _keep(mountpoint, state_dir / COMMAND_FILE, {**seen, "made": made})
         ready = start(spec, watch)
     return MountRecord(
         state_dir=state_dir,

@@ -56,16 +56,15 @@ def unmount(
     Errors: Unsynced when changes remain (kept on disk, or lost by force); controlclient.NotAnswering when the server
     hangs and force is not given; MountFailed when the directory is in use, and is a bind mount or neither force nor
     detach is given."""
+    patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
     if record.in_kernel:
         if record.in_kernel == "nfs":
-            patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
             kernelnfs.unmount(record.mountpoint, force=force or detach, timeout_s=patience_s, watch=watch)
         elif mounttable.mounted_at(record.mountpoint):
             mounttable.unmount_bind(record.mountpoint)
         forget(record)
         return ""
     try:
-        patience_s = timeout_s if timeout_s is not None else FORCE_TIMEOUT_S if force else STOP_TIMEOUT_S
         with _told(record, time.monotonic() + patience_s, say) if watch else nullcontext():
             answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
         if answer is None:
