@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from datastore import beneath
+from datastore.cli.arguments import seconds_of
 from datastore.cli.console import fail, note
 from datastore.cli.exitcodes import ExitCode, exit_code_for
 from datastore.cli.inspection import complete_mounted, find
@@ -17,7 +18,6 @@ from datastore.mounting import mounttable, unmounting
 from datastore.mounting.directory import real_path
 from datastore.mounting.records import MountRecord, all_records
 from datastore.mounting.signals import Interrupted, SignalWatch, watching
-from datastore.units import parse_duration
 
 
 def umount_command(
@@ -46,10 +46,7 @@ def umount_command(
     """Upload what is left and unmount. If changes can't be uploaded, the mount stays, and the exit code is 6."""
     if (target is None) != everything:
         raise typer.BadParameter("name one mount, or all with --all", param_hint="DIR|NAME")
-    try:
-        timeout_s = parse_duration(timeout) if timeout else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--timeout") from error
+    timeout_s = seconds_of("--timeout", timeout) if timeout else None
     if target is None:
         raise typer.Exit(_unmount_all(force, timeout_s))
     if force and _detached_orphan(target):

@@ -93,11 +93,16 @@ def read_record(state_dir: Path) -> MountRecord | None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small JSON file; see write_private()."""
+    write_private(path, json.dumps(data))
+
+
+def write_private(path: Path, text: str) -> None:
     """Replace a small file atomically; only its owner can read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
-        json.dump(data, file)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

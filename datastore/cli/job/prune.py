@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from datastore.cli.arguments import Output
+from datastore.cli.arguments import Output, seconds_of
 from datastore.cli.console import Format, note, print_json
 from datastore.cli.job.drivers import DEFAULT, AllNamespaces, InNamespace, everywhere
-from datastore.units import parse_duration
 
 _DAYS = re.compile(r"([0-9]+)d")
 
@@ -47,7 +46,4 @@ def prune_command(
 def _seconds(text: str) -> float:
     if found := _DAYS.fullmatch(text):
         return float(found[1]) * 86_400
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--since {error}") from error
+    return seconds_of("--since", text)

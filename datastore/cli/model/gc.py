@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from datastore.cli.arguments import seconds_of
 from datastore.cli.console import note
 from datastore.cli.model.places import File, Store, open_store
 from datastore.models.names import check_model
 from datastore.models.registry import STALE_S
-from datastore.units import format_count, format_duration, parse_duration
+from datastore.units import format_count, format_duration
 
 
 def gc_command(
@@ -33,10 +34,7 @@ def gc_command(
     ] = format_duration(STALE_S),
 ) -> None:
     """Find what interrupted saves and deletions left in the store, and remove it with --delete."""
-    try:
-        stale_s = parse_duration(older_than)
-    except ValueError as error:
-        raise typer.BadParameter(f"--older-than {error}") from error
+    stale_s = seconds_of("--older-than", older_than)
     found = removed = 0
     with open_store(file, store, to_write=delete) as opened:
         models = opened.models

@@ -34,7 +34,7 @@ from datastore.api.manifest import Manifest, parse
 from datastore.api.trainingjob import KIND, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.mounting.places import make_private, state_root
-from datastore.mounting.records import write_json
+from datastore.mounting.records import write_json, write_private
 from datastore.training.driver import JobExists, NoSuchJob
 from datastore.training.evidence import Evidence
 
@@ -121,8 +121,8 @@ class JobDirectory:
             for name in ("logs", "mounts", "files"):
                 (self.path / name).mkdir()
             self.write_job(job)
-            _write_private(self.manifest_file, manifest.text)
-            _write_private(self.path / "submitter.json", json.dumps(asdict(submitter)))
+            write_private(self.manifest_file, manifest.text)
+            write_json(self.path / "submitter.json", asdict(submitter))
             self.write_state(empty_state())
         except OSError as error:
             self.remove()
@@ -137,7 +137,7 @@ class JobDirectory:
     def write_job(self, job: TrainingJob) -> None:
         """Replace the TrainingJob in its file, without fields that were not set."""
         text = yaml.safe_dump(job.model_dump(by_alias=True, exclude_unset=True, mode="json"), sort_keys=False)
-        _write_private(self.job_file, text)
+        write_private(self.job_file, text)
 
     def load_job(self) -> TrainingJob:
         """Read the TrainingJob. Errors: NoSuchJob."""
@@ -180,7 +180,7 @@ class JobDirectory:
 
     def write_engine(self, engine: str) -> None:
         """Note which of podman and docker runs the containers, as these outlive a launcher that is killed."""
-        _write_private(self.path / "engine", engine)
+        write_private(self.path / "engine", engine)
 
     def read_engine(self) -> str:
         """Return 'podman' or 'docker', or '' for a job without containers."""
@@ -188,7 +188,7 @@ class JobDirectory:
 
     def write_failure(self, why: str) -> None:
         """Note why the launcher failed; '' when a launcher begins."""
-        _write_private(self.path / "failure", why)
+        write_private(self.path / "failure", why)
 
     def read_failure(self) -> str:
         """Return why the launcher failed; '' if it lives or was killed."""
@@ -277,14 +277,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""
-
-
-def _write_private(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    temporary.replace(path)
 
 
 def _missing_ok(function: object, path: str, info: Any) -> None:
