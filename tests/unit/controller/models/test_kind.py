@@ -220,7 +220,7 @@ def test_a_version_whose_name_has_anothers_claim_takes_its_bytes_with_it() -> No
     body = version(SAVED)
     api = Taken(body)
     api.full = False
-    kind = ModelKind(Settings(image=("image", "Never")), api, lambda: None)
+    kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     tell = {watch.resource: watch.tell for watch in kind.watches()}
     store = datastore("models")
     tell[DATASTORES]({"type": None, "object": {**store, "metadata": {"uid": "u-9", **store["metadata"]}}})
