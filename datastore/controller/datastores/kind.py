@@ -16,7 +16,7 @@ from datastore.controller.datastores.rotation import Announcer
 from datastore.controller.datastores.secretwatch import SecretWatch, Uses
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import Client, Fence
-from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.operator import Kind, Reconcile
 from datastore.controller.runtime.queue import WorkQueue
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.runtime.watches import Watch
@@ -24,7 +24,7 @@ from datastore.controller.runtime.watches import Watch
 log = logging.getLogger(__name__)
 
 
-class DatastoreKind:
+class DatastoreKind(Kind):
     """See runtime.operator.Kind."""
 
     def __init__(self, settings: Settings, client: Client, fence: Fence) -> None:

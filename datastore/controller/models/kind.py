@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence
 from datastore.controller.runtime.informers import InformerStore, key_of
 from datastore.controller.runtime.mistakes import Mistake, parsed
-from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.operator import Kind, Reconcile
 from datastore.controller.runtime.ownimage import OwnImage
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.recorder import Recorder
@@ -73,7 +73,7 @@ class Settings(RuntimeSettings):
     job_image: str = ""
 
 
-class ModelKind:
+class ModelKind(Kind):
     """See runtime.operator.Kind."""
 
     def __init__(self, settings: Settings, client: Client, fence: Fence) -> None:
@@ -98,16 +98,6 @@ class ModelKind:
         """See Kind."""
         work = {"ModelVersion": self._reconcile, "Model": self._update, "ModelExport": self._export}
         return tuple((queue, work[name]) for name, queue in self._queues.items())
-
-    def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
-        """See Kind."""
-        return ()
-
-    def refresh(self) -> None:
-        """See Kind."""
-
-    async def close(self) -> None:
-        """See Kind."""
 
     def _teller(self, kind: str) -> Callable[[Raw], None]:
         return lambda event: self._queues[kind].add(self._stores[kind].take(event))

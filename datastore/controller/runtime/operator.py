@@ -37,7 +37,10 @@ SERVED_S = 0.5
 
 
 class Kind(Protocol):
-    """The controller of one kind of object. Operator makes it with a client whose writes are fenced."""
+    """The controller of one kind of object. Operator makes it with a client whose writes are fenced.
+
+    The methods after the first two do nothing unless a kind has its own.
+    """
 
     def watches(self) -> Sequence[Watch]:
         """What is watched in every namespace that is served."""
@@ -49,15 +52,15 @@ class Kind(Protocol):
 
     def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
         """Functions that run as long as the process; each asks `leading` before it changes anything."""
-        ...
+        return ()
 
     def refresh(self) -> None:
         """Set gauges. Called before metrics are read."""
-        ...
+        return
 
     async def close(self) -> None:
         """Release threads and connections."""
-        ...
+        return
 
 
 class Operator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from datastore.api.resources import AUTOSCALERS, DATASTORES, DEPLOYMENTS, MODELS
 from datastore.controller.runtime.actor import Actor
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
 from datastore.controller.runtime.informers import InformerStore, key_of
-from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.operator import Kind, Reconcile
 from datastore.controller.runtime.ownimage import OwnImage
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.recorder import Recorder
@@ -26,7 +26,7 @@ Raw = Mapping[str, Any]
 _MADE = ("Deployment", "Service", "HorizontalPodAutoscaler", "Pod")
 
 
-class ServingKind:
+class ServingKind(Kind):
     """See runtime.operator.Kind."""
 
     def __init__(self, settings: Settings, client: Client, _: Fence) -> None:
@@ -52,19 +52,12 @@ class ServingKind:
         """See Kind."""
         return ((self._queue, self._reconcile),)
 
-    def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
-        """See Kind."""
-        return ()
-
     def refresh(self) -> None:
         """See Kind."""
         phases = Counter(str((each.get("status") or {}).get("phase", "New")) for each in self._servings())
         COUNTED.clear()
         for phase, count in phases.items():
             COUNTED.labels(phase).set(count)
-
-    async def close(self) -> None:
-        """See Kind."""
 
     async def _reconcile(self, key: Key) -> float | None:
         """Bring one Serving as far as it goes now. Return None: events wake every Serving, so no timer is needed."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from datastore.controller.runtime.client import Client, Fence
-from datastore.controller.runtime.operator import Reconcile
+from datastore.controller.runtime.operator import Kind, Reconcile
 from datastore.controller.runtime.queue import WorkQueue
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.runtime.watches import Watch
@@ -16,7 +16,7 @@ from datastore.controller.trainingjobs.reconciler import Reconciler
 from datastore.controller.trainingjobs.settings import Settings
 
 
-class TrainingJobKind:
+class TrainingJobKind(Kind):
     """See runtime.operator.Kind."""
 
     def __init__(self, settings: Settings, client: Client, fence: Fence) -> None:
@@ -41,6 +41,3 @@ class TrainingJobKind:
         TRAININGJOBS.clear()
         for phase, count in self._reconciler.phases().items():
             TRAININGJOBS.labels(phase).set(count)
-
-    async def close(self) -> None:
-        """See Kind."""
