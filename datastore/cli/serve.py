@@ -19,17 +19,15 @@ from datastore.api.model import DEFAULT_IMAGE, DEFAULT_PATH, DEFAULT_PORTS
 from datastore.cli.console import note
 from datastore.cli.model.places import File, OpenStore, Store, open_store
 from datastore.cli.model.show import Reference
-from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.cli.model.work import ProgressOption, Shown, verified
 from datastore.cli.mountarguments import DEFAULT_TRANSPORT, Transport, TransportChoice, mount_options
 from datastore.cli.run import run_to_the_end, unmount_all
 from datastore.errors import DatastoreError, StoreError
-from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import VersionManifest
 from datastore.models.names import parse_reference
 from datastore.models.owner import identity
 from datastore.models.place import version_datastore
 from datastore.models.registry import Models, Use
-from datastore.models.verifying import verify
 from datastore.mounting import lifecycle, podman
 from datastore.mounting.signals import watching
 
@@ -91,10 +89,7 @@ def serve_command(
     _check_free(listens)
     with open_store(file, store) as opened:
         number = opened.models.resolve(asked)
-        manifest, damages = run(lambda told: verify(opened.models, asked.model, number, told), progress)
-        if damages:
-            more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-            raise VersionDamaged(f"{asked.model}:{number} is not served: {damages[0]}{more}")
+        manifest = verified(opened.models, asked.model, number, "served", progress)
         with _in_use(opened.models, asked.model, number):
             code = _run(opened, manifest, listens, transport, command, protocol, image)
     raise typer.Exit(code)

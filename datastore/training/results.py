@@ -1,4 +1,4 @@
-"""Finds the result of a training that spec.save saves, and the command that made it. Pure."""
+"""Finds the result of a training that spec.save saves, the command that made it, and what shows its figures. Pure."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def command_of_result(job: TrainingJob) -> list[str]:
     """Return the command and the arguments with which the chief made the result."""
     chief = role_of(job.spec, chief_of(job.spec))
     return [*(chief.command or []), *(chief.args or [])]
+
+
+def tensorboard_arguments(directory: str, port: int) -> list[str]:
+    """Return the arguments with which TensorBoard shows a directory, on the loopback interface only."""
+    return [
+        *("--logdir", directory, "--host", "127.0.0.1", "--port", str(port)),
+        *("--load_fast", "false", "--reload_interval", "5"),
+    ]

@@ -14,6 +14,7 @@ from datastore.training.cluster.board import forwarding, wanted
 from datastore.training.cluster.driver import KubernetesDriver
 from datastore.training.launchers import existing
 from datastore.training.local.board import log_directory, program
+from datastore.training.results import tensorboard_arguments
 
 
 def tensorboard_command(
@@ -40,9 +41,9 @@ def tensorboard_command(
     if isinstance(driver, KubernetesDriver):
         _in_cluster(driver, name, namespace, port, datastore, path.strip("/"))
         return
-    command = [program(), "--host", "127.0.0.1", "--port", str(port), "--load_fast", "false", "--reload_interval", "5"]
+    tensorboard = program()
     with watching() as watch, log_directory(name, namespace, datastore, path.strip("/"), watch) as directory:
-        code = run_to_the_end([*command, "--logdir", str(directory)], watch)
+        code = run_to_the_end([tensorboard, *tensorboard_arguments(str(directory), port)], watch)
     raise typer.Exit(code)
 
 

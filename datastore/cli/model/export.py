@@ -11,7 +11,7 @@ import typer
 
 from datastore.api.manifest import Manifest
 from datastore.cli.console import note
-from datastore.cli.model.oncluster import export_on_cluster
+from datastore.cli.model.oncluster import OnCluster, export_on_cluster
 from datastore.cli.model.places import Endpoint, File, Store, open_store, open_target
 from datastore.cli.model.show import Reference
 from datastore.cli.model.work import ProgressOption, Shown, run
@@ -59,12 +59,7 @@ def export_command(
             "makes a tar file if TARGET ends with .tar, and an image layout with oci:...",
         ),
     ] = False,
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
-        ),
-    ] = "",
+    namespace: OnCluster = "",
     wait: Annotated[
         bool,
         typer.Option("--wait", help="With --cluster: wait until the version is exported, and show a progress bar."),

@@ -9,7 +9,7 @@ import typer
 from datastore.cli.console import note
 from datastore.cli.model.places import File, Store, open_store
 from datastore.cli.model.show import Reference
-from datastore.cli.model.work import ProgressOption, Shown, run
+from datastore.cli.model.work import ProgressOption, Shown, verified
 from datastore.cli.mountarguments import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSPORT,
@@ -22,11 +22,9 @@ from datastore.cli.mountarguments import (
     Umask,
     mount_options,
 )
-from datastore.models.errors import VersionDamaged
 from datastore.models.names import parse_reference
 from datastore.models.place import version_datastore
 from datastore.models.storage import compare
-from datastore.models.verifying import verify
 from datastore.mounting import lifecycle
 from datastore.mounting.directory import real_path
 from datastore.mounting.signals import watching
@@ -59,10 +57,7 @@ def mount_command(
         models = opened.models
         number = models.resolve(asked)
         if check:
-            _, damages = run(lambda told: verify(models, asked.model, number, told), progress)
-            if damages:
-                more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-                raise VersionDamaged(f"{asked.model}:{number} is not mounted: {damages[0]}{more}")
+            verified(models, asked.model, number, "mounted", progress)
         else:
             tree = models.tree(asked.model, number)
             compare(tree.location, models.manifest(asked.model, number).entries, tree.scan())

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,12 @@ from datastore.models.names import Reference
 from datastore.models.progress import Progress
 from datastore.mounting.signals import Interrupted, watching
 
+OnCluster = Annotated[
+    str,
+    typer.Option(
+        "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
+    ),
+]
 POLL_S = 1.0
 TRIES = 5
 MOVE_S = 300.0

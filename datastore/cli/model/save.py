@@ -8,7 +8,7 @@ import typer
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, note, print_json
-from datastore.cli.model.oncluster import save_on_cluster
+from datastore.cli.model.oncluster import OnCluster, save_on_cluster
 from datastore.cli.model.places import Endpoint, File, Store, open_source, open_store
 from datastore.cli.model.show import document_of
 from datastore.cli.model.work import ProgressOption, Shown, run
@@ -58,12 +58,7 @@ def save_command(
             "cluster.",
         ),
     ] = False,
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
-        ),
-    ] = "",
+    namespace: OnCluster = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="With --cluster: wait until the version is saved, and show a progress bar.")
     ] = False,

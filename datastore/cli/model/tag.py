@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from datastore.cli.console import note
-from datastore.cli.model.oncluster import tag_on_cluster
+from datastore.cli.model.oncluster import OnCluster, tag_on_cluster
 from datastore.cli.model.places import File, Store, open_store
 from datastore.cli.model.show import Reference
 from datastore.models.names import check_alias, parse_reference
@@ -32,12 +32,7 @@ def tag_command(
         bool,
         typer.Option("--cluster", help="Set the alias in the Model of the cluster; Servings with this alias follow."),
     ] = False,
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace", "-n", help="With --cluster: namespace of the objects. Default: that of kubectl's context."
-        ),
-    ] = "",
+    namespace: OnCluster = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="With --cluster: wait until the alias is moved in the store.")
     ] = False,

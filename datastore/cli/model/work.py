@@ -15,7 +15,11 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from datastore.cli.console import diagnostics, note
+from datastore.models.errors import VersionDamaged
+from datastore.models.manifest import VersionManifest
 from datastore.models.progress import Event, Progress, Stopped
+from datastore.models.registry import Models
+from datastore.models.verifying import verify
 from datastore.mounting.signals import Interrupted, watching
 from datastore.units import format_size
 
@@ -66,6 +70,15 @@ def run(job: Callable[[Progress], T], shown: Shown) -> T:
     if work.error is not None:
         raise work.error
     return work.results[0]
+
+
+def verified(models: Models, model: str, number: int, not_done: str, shown: Shown) -> VersionManifest:
+    """Read every byte of a version. Errors: VersionDamaged, which says what is `not_done` with it."""
+    manifest, damages = run(lambda told: verify(models, model, number, told), shown)
+    if damages:
+        more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
+        raise VersionDamaged(f"{model}:{number} is not {not_done}: {damages[0]}{more}")
+    return manifest
 
 
 class _Work(Generic[T]):

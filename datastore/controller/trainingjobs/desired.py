@@ -29,7 +29,7 @@ from datastore.training.cluster import names
 from datastore.training.frameworks import FRAMEWORKS
 from datastore.training.frameworks.base import FILES
 from datastore.training.policy import FIRST_RETRIED_CODE, RunPolicy
-from datastore.training.results import chief_of, command_of_result, place_of_result
+from datastore.training.results import chief_of, command_of_result, place_of_result, tensorboard_arguments
 from datastore.training.topology import RANKED, Topology
 
 Raw = Mapping[str, Any]
@@ -288,9 +288,8 @@ def board_job(job: TrainingJob, uid: str, board: Board, claim: str) -> JSON:
         "name": names.CONTAINER,
         "image": image or role_of(job.spec, chief_of(job.spec)).image,
         "command": [
-            *("python3", "-m", "tensorboard.main", "--logdir", f"{directory}/{board.path}".rstrip("/")),
-            *("--host", "127.0.0.1", "--port", str(names.BOARD_PORT)),
-            *("--load_fast", "false", "--reload_interval", "5"),
+            *("python3", "-m", "tensorboard.main"),
+            *tensorboard_arguments(f"{directory}/{board.path}".rstrip("/"), names.BOARD_PORT),
         ],
         "env": [{"name": each.name, **_variable(each)} for each in job.spec.env],
         "volumeMounts": [{"name": "board", "mountPath": directory, "readOnly": True}, *dumped["volumeMounts"]],

@@ -43,6 +43,7 @@ from datastore.training.local.replica import Replica
 from datastore.training.local.sandbox import Shown
 from datastore.training.local.saving import save
 from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, counts, decide, policy_of
+from datastore.training.results import tensorboard_arguments
 from datastore.training.topology import Address, Task, Topology, topology_of
 from datastore.training.variables import check_roles, command_of, of_task
 from datastore.units import exact_quantity, parse_quantity
@@ -445,8 +446,7 @@ class Launcher:
             self._note("tensorboard is not on PATH, so none is run; `datastore job tensorboard` can do it later")
             return
         port = _free_port({each.port for each in self._topology.addresses})  # no task listens yet
-        arguments = ["--logdir", str(self._place(place.datastore, place.path)), "--host", "127.0.0.1"]
-        arguments += ["--port", str(port), "--load_fast", "false", "--reload_interval", "5"]
+        arguments = tensorboard_arguments(str(self._place(place.datastore, place.path)), port)
         board = Replica(
             task=Task(role="evaluator", index=-1),
             log_path=self.directory.log("tensorboard"),
