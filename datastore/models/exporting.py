@@ -18,7 +18,7 @@ from datastore.errors import AlreadyExists, NotFound, StoreError
 from datastore.models.directory import DirectoryTree
 from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
-from datastore.models.progress import Progress, Stopped
+from datastore.models.progress import Progress, can_resume
 from datastore.models.registry import Models
 from datastore.models.storage import Body, Node, ReadableTree, Tree, compare
 from datastore.models.transfer import Transfer
@@ -54,13 +54,18 @@ class Exported:
                 yield entry, transfer.checked(self.tree, entry, (piece for _, piece in pieces))
 
 
+def check_free(place: Path) -> None:
+    """Errors: AlreadyExists when something is where a new directory is to be made."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+
+
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
     """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made.
 
     What is written is kept, hidden beside the place, only if another attempt may continue it.
     """
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+    check_free(place)
     exported = Exported(models, model, number, progress)
     short = exported.manifest.digest.removeprefix("sha256:")[:12]
     partial = place.with_name(f".{place.name[:200]}.{short}.partial")
@@ -70,8 +75,7 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
         target.settle(exported.manifest.entries)
         os.rename(partial, place)
     except Exception as error:
-        resumes = error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
-        if not resumes:
+        if not can_resume(error):
             with suppress(StoreError):  # report the first error
                 target.remove()
         raise

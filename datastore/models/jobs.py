@@ -146,14 +146,7 @@ def _export(models: Models, request: Request, progress: Progress) -> dict[str, A
         manifest = export_repeatably(
             models, model, number, target, path, request["format"], str(request["saveId"]), progress
         )
-    location = f"{str(request['target']['location']).rstrip('/')}/{path}"
-    return {
-        "version": number,
-        "digest": manifest.digest,
-        "files": manifest.files,
-        "bytes": manifest.size_bytes,
-        "location": location,
-    }
+    return _of_version(manifest, f"{str(request['target']['location']).rstrip('/')}/{path}")
 
 
 def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[str, Any]:
@@ -161,14 +154,18 @@ def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[s
     model, number = manifest.model, manifest.version
     for alias in request.get("aliases") or ():
         models.set_alias(model, str(alias), number)
+    of_version = _of_version(manifest, models.tree(model, number).location)
+    return {**of_version, "saved": manifest.saved, **_of_model(models, model)}
+
+
+def _of_version(manifest: VersionManifest, location: str) -> dict[str, Any]:
+    """Return what status says of a version, or of a copy of it at this location."""
     return {
-        "version": number,
+        "version": manifest.version,
         "digest": manifest.digest,
         "files": manifest.files,
         "bytes": manifest.size_bytes,
-        "saved": manifest.saved,
-        "location": models.tree(model, number).location,
-        **_of_model(models, model),
+        "location": location,
     }
 
 

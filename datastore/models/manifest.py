@@ -21,7 +21,6 @@ FORMAT = "datastore.dev/model-version/v1"
 HEAD_BYTES = 64 << 10
 """The first line has fewer bytes than this, because lineage and labels are limited."""
 MAX_ENTRIES = 1_000_000
-MAX_MANIFEST_BYTES = 1 << 30
 MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 

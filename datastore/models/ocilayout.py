@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from datastore.errors import AlreadyExists
 from datastore.models.errors import ModelError
-from datastore.models.exporting import Exported, member, write_members
+from datastore.models.exporting import Exported, check_free, member, write_members
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
@@ -120,8 +119,7 @@ def export_layout(
     token: is in the name of the temporary directory beside the place, in which the layout is made; '': a random one.
     Errors: AlreadyExists; ModelError for the base; VersionDamaged; then nothing is there.
     """
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+    check_free(place)
     beneath = (
         _bases(Layout(base)) if base else [(None, {"architecture": each, "os": "linux"}) for each in ARCHITECTURES]
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from datastore.errors import DatastoreError
+from datastore.errors import DatastoreError, StoreError
 from datastore.models.errors import SaveLost
 
 Phase = Literal["looking", "reading", "copying", "checking", "removing"]
@@ -45,6 +45,11 @@ class Stopped(SaveLost):
     def __init__(self, text: str, *, resume: bool) -> None:
         super().__init__(text)
         self.resume = resume
+
+
+def can_resume(error: BaseException) -> bool:
+    """Return whether another attempt may continue with what is done already, after the work has ended with an error."""
+    return error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
 
 
 class Progress:

@@ -25,7 +25,7 @@ from datastore.models.opening import opened_tree
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
 from datastore.models.storage import ReadableTree
-from datastore.models.verifying import damages
+from datastore.models.verifying import damages, first_of
 
 Form = Literal["directory", "tar", "oci"]
 
@@ -109,5 +109,4 @@ def _readable(place: Path, form: Form) -> Iterator[ReadableTree]:
 def _check(tree: ReadableTree, manifest: VersionManifest, progress: Progress, error: type[Exception]) -> None:
     found = damages(tree, manifest, progress)
     if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise error(f"{found[0]}{more}; choose a place where nothing is")
+        raise error(f"{first_of(found)}; choose a place where nothing is")

@@ -21,7 +21,7 @@ from datastore.errors import NotFound, StoreError
 from datastore.models.errors import ModelError, ModelNotFound, SourceChanged, SourceInvalid, VersionDamaged
 from datastore.models.manifest import Entry, Lineage, VersionManifest, check_entries, digest_of, of_entries
 from datastore.models.names import check_model
-from datastore.models.progress import Progress, Stopped
+from datastore.models.progress import Progress, can_resume
 from datastore.models.registry import BEAT_S, STALE_S, Models, Saving
 from datastore.models.storage import Node, ReadableTree, Tree, leads_out
 from datastore.models.transfer import Moved, Transfer
@@ -176,9 +176,8 @@ class _Attempt:
 
     def end(self, error: BaseException) -> None:
         """Clean up after a failure: leave what a repeated save can take over, or nothing."""
-        keeps = error.resume if isinstance(error, Stopped) else isinstance(error, StoreError) and error.transient
         with contextlib.suppress(StoreError):
-            if keeps and self._wrote:
+            if can_resume(error) and self._wrote:
                 self._saving.state = "stopped"
                 with tried_once():
                     self._tell()

@@ -19,7 +19,7 @@ from datastore.models.errors import VersionDamaged
 from datastore.models.names import parse_reference
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
-from datastore.models.verifying import verify
+from datastore.models.verifying import first_of, verify
 
 DAMAGED = 3
 UNREADABLE = 4
@@ -52,8 +52,7 @@ def _verified(store: str, text: str) -> tuple[int, str]:
     except (DatastoreError, OSError) as error:
         return UNREADABLE, str(error).replace(f"{store}/", "")
     if damages:
-        more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-        return DAMAGED, damages[0].replace(f"{store}/", "") + more
+        return DAMAGED, first_of(damages).replace(f"{store}/", "")
     return 0, json.dumps({"version": manifest.version, "digest": manifest.digest})
 
 

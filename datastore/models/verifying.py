@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress
@@ -38,6 +40,11 @@ def damages(tree: ReadableTree, manifest: VersionManifest, progress: Progress) -
 
         found += [damage for damage in transfer.each(readable, check) if damage]
     return sorted(found)
+
+
+def first_of(found: Sequence[str]) -> str:
+    """Return the first of these texts, and how many more there are."""
+    return found[0] + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
 
 
 def compared(first: VersionManifest, second: VersionManifest) -> list[tuple[str, Entry | None, Entry | None]]:

@@ -19,7 +19,7 @@ from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import VersionManifest
 from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
-from datastore.models.verifying import verify
+from datastore.models.verifying import first_of, verify
 from datastore.mounting.signals import Interrupted, watching
 from datastore.units import format_size
 
@@ -76,8 +76,7 @@ def verified(models: Models, model: str, number: int, not_done: str, shown: Show
     """Read every byte of a version. Errors: VersionDamaged, which says what is `not_done` with it."""
     manifest, damages = run(lambda told: verify(models, model, number, told), shown)
     if damages:
-        more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-        raise VersionDamaged(f"{model}:{number} is not {not_done}: {damages[0]}{more}")
+        raise VersionDamaged(f"{model}:{number} is not {not_done}: {first_of(damages)}")
     return manifest
 
 
