@@ -89,9 +89,9 @@ class ChainSource:
         they were found, the profile, and the role that the environment names."""
         from botocore.credentials import RefreshableCredentials
 
-        found = self._credentials()
+        keys, found = self.keys(), self._credentials()
         if not isinstance(found, RefreshableCredentials):
-            return _digest("key", self.keys().access_key_id)
+            return _digest("key", keys.access_key_id)
         return _digest(found.method or "", self._session.profile or "", os.environ.get("AWS_ROLE_ARN", ""))
 
     def at_hand(self) -> StaticCredentials | None:
@@ -107,7 +107,8 @@ class ChainSource:
 
         try:
             frozen = self._credentials().get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, OSError, ValueError, RuntimeError) as error:
+            # The last three: a credential_process or token file that is missing, gives no JSON, or gives expired keys.
             raise CredentialsInvalid(f"looking for credentials failed: {one_line(str(error))}") from error
         token = Secret(frozen.token) if frozen.token else None
         return StaticCredentials(

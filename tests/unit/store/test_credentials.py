@@ -54,6 +54,29 @@ def test_a_profile_gives_keys_and_region(empty_home: Path, monkeypatch: pytest.M
     assert (source.keys().access_key_id, source.region) == ("PROFKEY", "eu-central-1")
 
 
+@promise("S-65")
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("credential_process = /no/such/program", "/no/such/program"),
+        ("credential_process = echo nonsense", "Expecting value"),
+        (
+            'credential_process = echo \'{"Version": 1, "AccessKeyId": "K", "SecretAccessKey": "s",'
+            ' "SessionToken": "t", "Expiration": "2020-01-01T00:00:00Z"}\'',
+            "expired",
+        ),
+        ("role_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = /no/token", "/no/token"),
+    ],
+)
+def test_a_source_that_gives_no_keys_is_told_as_such(empty_home: Path, config: str, why: str) -> None:
+    (empty_home / "config").write_text(f"[default]\nregion = eu-central-1\n{config}\n")
+    for ask in (ChainSource.keys, ChainSource.identity):
+        source = find_source(CHAIN)
+        assert isinstance(source, ChainSource)
+        with pytest.raises(CredentialsInvalid, match=why):
+            ask(source)
+
+
 def test_a_profile_that_does_not_exist_is_named(empty_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nowhere")
     with pytest.raises(CredentialsInvalid, match="nowhere"):
