@@ -426,16 +426,13 @@ class ObjectMeta(Part):
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
 
 
-class Datastore(Part):
-    """Data, wherever it is kept, as one directory."""
+class ApiObject(Part):
+    """What every kind of object has; each kind narrows the types."""
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description="datastore.dev/v1alpha1")
-    kind: Literal["Datastore"] = Field(description="Datastore")
-    metadata: ObjectMeta = Field(description="Name, namespace, labels and annotations.")
-    spec: DatastoreSpec = Field(
-        description="Where the data is (exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), and "
-        "how it is shown."
-    )
+    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
+    kind: str
+    metadata: ObjectMeta
+    spec: Part
     status: dict[str, Any] | None = Field(
         None, description="Written by the controller; what a manifest says is ignored."
     )
@@ -443,6 +440,21 @@ class Datastore(Part):
     @property
     def name(self) -> str:
         return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+
+class Datastore(ApiObject):
+    """Data, wherever it is kept, as one directory."""
+
+    kind: Literal["Datastore"] = Field(description=KIND)
+    metadata: ObjectMeta = Field(description="Name, namespace, labels and annotations.")
+    spec: DatastoreSpec = Field(
+        description="Where the data is (exactly one of s3, nfs, sftp, glusterfs, claim, local, storageClassName), and "
+        "how it is shown."
+    )
 
     @property
     def location(self) -> str:

@@ -23,11 +23,10 @@ from pydantic.alias_generators import to_camel
 
 from datastore.units import DURATION_PATTERN, QUANTITY_PATTERN, parse_duration, parse_quantity
 
-BUCKET_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 ENDPOINT_PATTERN = r"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/?$"
 PREFIX_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
 REGION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
+BUCKET_PATTERN = DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
 PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
 PLAIN_PATH_PATTERN = r"^/[^\x00-\x20\x7f,()\"'`$\\]*$"
 """Excludes all characters that separate options or words somewhere on the way to a server."""
@@ -191,7 +190,8 @@ def _duration(value: object) -> float:
     return seconds
 
 
-def _text_schema(pattern: str = "", **more: Any) -> WithJsonSchema:
+def text_schema(pattern: str = "", **more: Any) -> WithJsonSchema:
+    """Return the schema of a text, with a pattern and other limits of OpenAPI."""
     return WithJsonSchema({"type": "string", **({"pattern": pattern} if pattern else {}), **more})
 
 
@@ -220,11 +220,11 @@ def _alias(value: str) -> str:
 
 
 Flag = StrictBool
-ModelName = Annotated[str, AfterValidator(_model_name), _text_schema(MODEL_PATTERN, maxLength=63)]
+ModelName = Annotated[str, AfterValidator(_model_name), text_schema(MODEL_PATTERN, maxLength=63)]
 Alias = Annotated[
     str,
     AfterValidator(_alias),
-    _text_schema(
+    text_schema(
         ALIAS_PATTERN,
         maxLength=63,
         **_rule(f"self != '{LATEST}'", f"{LATEST} always means the newest version"),
@@ -233,18 +233,18 @@ Alias = Annotated[
 Bucket = Annotated[
     str,
     AfterValidator(_bucket),
-    _text_schema(
+    text_schema(
         BUCKET_PATTERN,
         minLength=3,
         maxLength=63,
         **_rule(r"!self.matches('^[0-9]+([.][0-9]+){3}$')", "must not look like an IP address"),
     ),
 ]
-Prefix = Annotated[str, AfterValidator(_prefix), _text_schema(PREFIX_PATTERN, maxLength=MAX_PREFIX_BYTES)]
+Prefix = Annotated[str, AfterValidator(_prefix), text_schema(PREFIX_PATTERN, maxLength=MAX_PREFIX_BYTES)]
 Endpoint = Annotated[
     str,
     AfterValidator(_endpoint),
-    _text_schema(
+    text_schema(
         ENDPOINT_PATTERN,
         maxLength=300,
         **_rule(
@@ -254,20 +254,20 @@ Endpoint = Annotated[
         ),
     ),
 ]
-Region = Annotated[str, AfterValidator(_region), _text_schema(REGION_PATTERN, maxLength=63)]
-DnsName = Annotated[str, AfterValidator(_dns_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
-SecretName = Annotated[str, AfterValidator(_secret_name), _text_schema(DNS_NAME_PATTERN, maxLength=253)]
+Region = Annotated[str, AfterValidator(_region), text_schema(REGION_PATTERN, maxLength=63)]
+DnsName = Annotated[str, AfterValidator(_dns_name), text_schema(DNS_NAME_PATTERN, maxLength=253)]
+SecretName = Annotated[str, AfterValidator(_secret_name), text_schema(DNS_NAME_PATTERN, maxLength=253)]
 Certificate = Annotated[
-    str, AfterValidator(_certificate), _text_schema(CERTIFICATE_PATTERN, maxLength=MAX_CERTIFICATE_BYTES)
+    str, AfterValidator(_certificate), text_schema(CERTIFICATE_PATTERN, maxLength=MAX_CERTIFICATE_BYTES)
 ]
 NO_WAY_UP = _rule("!('/' + self + '/').contains('/../')", "must not hold '..'")
-AbsolutePath = Annotated[str, AfterValidator(_path), _text_schema(PATH_PATTERN, maxLength=4095, **NO_WAY_UP)]
-PlainPath = Annotated[str, AfterValidator(_plain_path), _text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **NO_WAY_UP)]
-NFSOption = Annotated[str, AfterValidator(_nfs_option), _text_schema(NFS_OPTION_PATTERN, maxLength=32)]
-Host = Annotated[str, AfterValidator(_host), _text_schema(HOST_PATTERN, maxLength=253)]
+AbsolutePath = Annotated[str, AfterValidator(_path), text_schema(PATH_PATTERN, maxLength=4095, **NO_WAY_UP)]
+PlainPath = Annotated[str, AfterValidator(_plain_path), text_schema(PLAIN_PATH_PATTERN, maxLength=1023, **NO_WAY_UP)]
+NFSOption = Annotated[str, AfterValidator(_nfs_option), text_schema(NFS_OPTION_PATTERN, maxLength=32)]
+Host = Annotated[str, AfterValidator(_host), text_schema(HOST_PATTERN, maxLength=253)]
 Port = Annotated[StrictInt, Field(ge=1, le=65535)]
-KnownHosts = Annotated[str, AfterValidator(_known_hosts), _text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]
-Line = Annotated[str, AfterValidator(_one_line), _text_schema(minLength=1, maxLength=253)]
+KnownHosts = Annotated[str, AfterValidator(_known_hosts), text_schema(KNOWN_HOSTS_PATTERN, maxLength=16384)]
+Line = Annotated[str, AfterValidator(_one_line), text_schema(minLength=1, maxLength=253)]
 SizeBytes = Annotated[
     int,
     BeforeValidator(_quantity),

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from datastore.api import datastore
-from datastore.api.datastore import API_VERSION, GROUP, Datastore
+from datastore.api.datastore import API_VERSION, GROUP, ApiObject, Datastore
 from datastore.api.explain import explain, similar
 from datastore.api.names import DEFAULT_STORE
 from datastore.api.secretmanifest import SecretManifest, parse_secret
@@ -81,7 +81,7 @@ class Manifest:
         return _pick(self.jobs, "TrainingJob", self.source, name, None)
 
 
-Named = TypeVar("Named", Datastore, "TrainingJob")
+Named = TypeVar("Named", bound=ApiObject)
 
 
 def _pick(objects: Sequence[Named], kind: str, source: str, name: str | None, namespace: str | None) -> Named:

@@ -6,20 +6,29 @@ view of the store. The CRDs and the pages of docs/reference are generated from t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from datastore.api.datastore import API_VERSION, ObjectMeta
-from datastore.api.fields import MODEL_PATTERN, AbsolutePath, Alias, DnsName, Flag, Line, ModelName, Part
+from datastore.api.datastore import ApiObject, ObjectMeta
+from datastore.api.fields import MODEL_PATTERN, AbsolutePath, Alias, DnsName, Flag, Line, ModelName, Part, Port
 from datastore.api.names import DEFAULT_STORE
-from datastore.api.rules import Rule, immutable, rules
-from datastore.api.status import Condition, Count, Timestamp
-from datastore.api.trainingjob import Environment, Label, PodTemplate, Resources, SubPath, Text, Words
+from datastore.api.rules import Rule, immutable, keyed_by, rules
+from datastore.api.status import Condition, Count, Status, Timestamp, conditions
+from datastore.api.trainingjob import (
+    MAX_REPLICAS,
+    Environment,
+    Label,
+    PodTemplate,
+    Replicas,
+    Resources,
+    SubPath,
+    Text,
+    Words,
+)
 
 MODEL, VERSION_KIND, EXPORT, SERVING = "Model", "ModelVersion", "ModelExport", "Serving"
 MAX_VERSION = 999_999_999
-MAX_REPLICAS = 1000
 DEFAULT_IMAGE = "docker.io/tensorflow/serving:2.19.1"
 DEFAULT_PATH = "/models/model/1"
 """Where TensorFlow Serving looks for version 1 of the model "model", which it serves by default."""
@@ -29,18 +38,8 @@ _WHAT_IT_IS = "it says which bytes this is; make another one for others"
 
 
 Version = Annotated[int, Field(ge=1, le=MAX_VERSION, strict=True)]
-Port = Annotated[int, Field(ge=1, le=65_535, strict=True)]
-Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS, strict=True)]
 SomeReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS, strict=True)]
 Percent = Annotated[int, Field(ge=1, le=100, strict=True)]
-
-
-def _conditions(*types: str) -> Any:
-    return Field(
-        None,
-        description=f"Conditions in the form of meta/v1, of the types {', '.join(types)}.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"], "maxItems": 32},
-    )
 
 
 class ModelAlias(Part):
@@ -54,7 +53,7 @@ Aliases = Annotated[
     list[ModelAlias],
     Field(
         max_length=256,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=keyed_by("name"),
     ),
 ]
 
@@ -93,10 +92,9 @@ class PinnedVersion(Part):
     uid: Label = Field(description="UID of the Serving.")
 
 
-class ModelStatus(Part):
+class ModelStatus(Status):
     """What is in the store; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     store: Label | None = Field(None, description="Name of the Datastore that holds the versions.")
     location: Text | None = Field(None, description="Where the store is, as a URL.")
     latest_version: Count | None = Field(None, description="Number of the newest version.")
@@ -107,15 +105,13 @@ class ModelStatus(Part):
     served: Annotated[list[PinnedVersion], Field(max_length=256)] | None = Field(
         None,
         description="Versions that Servings name by number; the store refuses to delete them.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["uid"]},
+        json_schema_extra=keyed_by("uid"),
     )
-    conditions: list[Condition] | None = _conditions("Ready", "StoreUpdated")
+    conditions: list[Condition] | None = conditions("Ready", "StoreUpdated")
 
 
 class NamedByLabel(ObjectMeta):
     """The part of the Kubernetes metadata that is used here; other fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: ModelName = Field(description="Name, unique in its namespace.")
 
@@ -126,25 +122,17 @@ _NAME_RULE: Rule = {
 }
 
 
-class Model(Part):
+class Model(ApiObject):
     """A trained model, kept as numbered versions of a directory."""
 
     model_config = rules(_NAME_RULE)
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["Model"] = Field(description=MODEL)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
     spec: ModelSpec = Field(
         default_factory=lambda: ModelSpec.model_validate({}),
         description="Where the versions of a model are, and which versions its aliases mean.",
     )
-    status: dict[str, Any] | None = Field(
-        None, description="Written by the controller; what a manifest says is ignored."
-    )
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
 
     @property
     def store(self) -> str:
@@ -226,10 +214,9 @@ class SaveProgress(Part):
 VersionPhase = Literal["Pending", "Saving", "Ready", "Failed", "Deleting"]
 
 
-class ModelVersionStatus(Part):
+class ModelVersionStatus(Status):
     """The state of a version; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: VersionPhase | None = Field(None, description="A summary for people; programs read the conditions.")
     message: Text | None = Field(None, description="The reason of the phase, as text for people.")
     progress: SaveProgress | None = Field(None, description="How far the save is, while it runs.")
@@ -247,27 +234,19 @@ class ModelVersionStatus(Part):
     claim: Label | None = Field(
         None, description="Name of the PersistentVolumeClaim by which pods mount the version, read-only."
     )
-    conditions: list[Condition] | None = _conditions("Ready", "Saved", "Failed")
+    conditions: list[Condition] | None = conditions("Ready", "Saved", "Failed")
 
 
-class ModelVersion(Part):
+class ModelVersion(ApiObject):
     """One version of a Model, and a read-only volume of its files."""
 
     model_config = rules(_NAME_RULE)
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["ModelVersion"] = Field(description=VERSION_KIND)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
     spec: ModelVersionSpec = Field(
         description="Either a directory that becomes a new version (from), or a version that the store has (version)."
     )
-    status: dict[str, Any] | None = Field(
-        None, description="Written by the controller; what a manifest says is ignored."
-    )
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
 
 
 class ExportTarget(Part):
@@ -313,10 +292,9 @@ class ModelExportSpec(Part):
 ExportPhase = Literal["Pending", "Exporting", "Complete", "Failed"]
 
 
-class ModelExportStatus(Part):
+class ModelExportStatus(Status):
     """The state of an export; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ExportPhase | None = Field(None, description="A summary for people; programs read the conditions.")
     message: Text | None = Field(None, description="The reason of the phase, as text for people.")
     progress: SaveProgress | None = Field(None, description="How far the export is, while it runs.")
@@ -326,25 +304,17 @@ class ModelExportStatus(Part):
     bytes: Count | None = Field(None, description="Size of all files of the version, in bytes.")
     size: Label | None = Field(None, description="The same size as text for people, e.g. 1.5 GiB.")
     location: Text | None = Field(None, description="Where the exported version is.")
-    conditions: list[Condition] | None = _conditions("Complete", "Failed")
+    conditions: list[Condition] | None = conditions("Complete", "Failed")
 
 
-class ModelExport(Part):
+class ModelExport(ApiObject):
     """A version of a Model that is exported once, to another Datastore."""
 
     model_config = rules(_NAME_RULE)
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["ModelExport"] = Field(description=EXPORT)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
     spec: ModelExportSpec = Field(description="Which version is exported, and where to.")
-    status: dict[str, Any] | None = Field(
-        None, description="Written by the controller; what a manifest says is ignored."
-    )
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
 
 
 class Autoscaling(Part):
@@ -470,10 +440,9 @@ class ServingPod(Part):
 ServingPhase = Literal["Pending", "Rolling", "Ready", "Degraded", "Failed"]
 
 
-class ServingStatus(Part):
+class ServingStatus(Status):
     """The state of a Serving; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: ServingPhase | None = Field(None, description="A summary for people; programs read the conditions.")
     message: Text | None = Field(None, description="The reason of the phase, as text for people.")
     version: Count | None = Field(None, description="Number of the version that is to be served.")
@@ -486,24 +455,16 @@ class ServingStatus(Part):
     pods: Annotated[list[ServingPod], Field(max_length=MAX_REPLICAS)] | None = Field(
         None,
         description="The version that each pod actually serves.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        json_schema_extra=keyed_by("name"),
     )
-    conditions: list[Condition] | None = _conditions("Ready", "Progressing", "Degraded")
+    conditions: list[Condition] | None = conditions("Ready", "Progressing", "Degraded")
 
 
-class Serving(Part):
+class Serving(ApiObject):
     """A version of a Model behind one address."""
 
     model_config = rules(_NAME_RULE)
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["Serving"] = Field(description=SERVING)
     metadata: NamedByLabel = Field(description="Name, namespace, labels and annotations.")
     spec: ServingSpec = Field(description="Which version is served, by how many pods of which image.")
-    status: dict[str, Any] | None = Field(
-        None, description="Written by the controller; what a manifest says is ignored."
-    )
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name

@@ -1,6 +1,8 @@
-"""CEL rules of the API server (x-kubernetes-validations) that several kinds share. Pure."""
+"""What the schemas of several kinds tell the API server: CEL rules (x-kubernetes-validations), keys of lists. Pure."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import ConfigDict
 
@@ -10,6 +12,11 @@ Rule = dict[str, str]
 def rules(*each: Rule) -> ConfigDict:
     """Return the configuration of a pydantic model whose schema has these rules."""
     return ConfigDict(json_schema_extra={"x-kubernetes-validations": [{**rule} for rule in each]})
+
+
+def keyed_by(field: str) -> dict[str, Any]:
+    """Return what the schema of a list of objects has when the API server shall merge the list by this field."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
 def immutable(*fields: str, optional: tuple[str, ...] = (), why: str) -> list[Rule]:

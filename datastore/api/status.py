@@ -8,12 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from datastore.api.fields import Part
+from datastore.api.rules import keyed_by
 
 CONDITION_TYPES = ("Ready", "Provisioned", "CredentialsValid", "Degraded")
 
 Timestamp = Annotated[datetime, WithJsonSchema({"type": "string", "format": "date-time"})]
 Text = Annotated[str, WithJsonSchema({"type": "string", "maxLength": 2048})]
 Count = Annotated[int, WithJsonSchema({"type": "integer", "format": "int64", "minimum": 0}), Field(ge=0)]
+
+
+def conditions(*types: str) -> Any:
+    """Return the field of a status that holds its conditions."""
+    return Field(
+        None,
+        description=f"Conditions in the form of meta/v1, of the types {', '.join(types)}.",
+        json_schema_extra={**keyed_by("type"), "maxItems": 32},
+    )
 
 
 class Capabilities(Part):
@@ -67,10 +77,15 @@ class Condition(Part):
     )
 
 
-class DatastoreStatus(Part):
-    """What the controller found; never part of a manifest."""
+class Status(Part):
+    """What the status of every kind has."""
 
     observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
+
+
+class DatastoreStatus(Status):
+    """What the controller found; never part of a manifest."""
+
     phase: Literal["Pending", "Ready", "Failed", "Deleting"] | None = Field(
         None, description="A summary for people; programs read the conditions."
     )
@@ -102,12 +117,4 @@ class DatastoreStatus(Part):
         description="How the nodes mount the Datastore now; the PersistentVolume only shows the settings that it was "
         "made with.",
     )
-    conditions: list[Condition] | None = Field(
-        None,
-        description=f"Conditions in the form of meta/v1, of the types {', '.join(CONDITION_TYPES)}.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-            "maxItems": 32,
-        },
-    )
+    conditions: list[Condition] | None = conditions(*CONDITION_TYPES)

@@ -10,12 +10,23 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from datastore.api.datastore import API_VERSION, ObjectMeta
-from datastore.api.fields import NO_WAY_UP, AbsolutePath, DnsName, Flag, Line, ModelName, Part, matches
-from datastore.api.rules import immutable, rules
-from datastore.api.status import Condition, Count, Timestamp
+from datastore.api.datastore import ApiObject, ObjectMeta
+from datastore.api.fields import (
+    NO_WAY_UP,
+    PREFIX_PATTERN,
+    AbsolutePath,
+    DnsName,
+    Flag,
+    Line,
+    ModelName,
+    Part,
+    matches,
+    text_schema,
+)
+from datastore.api.rules import immutable, keyed_by, rules
+from datastore.api.status import Condition, Count, Status, Timestamp, conditions
 from datastore.units import QUANTITY_PATTERN, exact_quantity
 
 KIND = "TrainingJob"
@@ -48,7 +59,6 @@ _OF_THE_POD = frozenset({"fsGroup", "fsGroupChangePolicy"})
 _HARMLESS = frozenset({"runAsUser", "runAsGroup", "runAsNonRoot", "readOnlyRootFilesystem", *_OF_THE_POD})
 _NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 _ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-_SUB_PATH_PATTERN = r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"
 
 
 def _name(value: str) -> str:
@@ -66,7 +76,7 @@ def _environment_name(value: str) -> str:
 
 
 def _sub_path(value: str) -> str:
-    if value.startswith("/") or ".." in value.split("/") or not matches(_SUB_PATH_PATTERN, value):
+    if value.startswith("/") or ".." in value.split("/") or not matches(PREFIX_PATTERN, value):
         raise ValueError("must be a path below the Datastore: without '/' at its start, and without '..'")
     return value.strip("/")
 
@@ -92,11 +102,6 @@ def _schedule(value: str) -> str:
     return value
 
 
-def _bounded(pattern: str = "", *, most: int, least: int = 0, **more: Any) -> WithJsonSchema:
-    limits = {"maxLength": most, **({"minLength": least} if least else {}), **({"pattern": pattern} if pattern else {})}
-    return WithJsonSchema({"type": "string", **limits, **more})
-
-
 def _anything(value: Any) -> Any:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ValueError("must be a mapping of fields, as in a pod")
@@ -115,13 +120,15 @@ Amount = Annotated[
         }
     ),
 ]
-JobName = Annotated[str, AfterValidator(_name), _bounded(_NAME_PATTERN, most=MAX_NAME)]
-Text = Annotated[str, _bounded(most=65_536)]
-Label = Annotated[str, _bounded(most=253)]
-SubPath = Annotated[str, AfterValidator(_sub_path), _bounded(_SUB_PATH_PATTERN, most=1024, **NO_WAY_UP)]
+JobName = Annotated[str, AfterValidator(_name), text_schema(_NAME_PATTERN, maxLength=MAX_NAME)]
+Text = Annotated[str, text_schema(maxLength=65_536)]
+Label = Annotated[str, text_schema(maxLength=253)]
+SubPath = Annotated[str, AfterValidator(_sub_path), text_schema(PREFIX_PATTERN, maxLength=1024, **NO_WAY_UP)]
 PathOfJob = Annotated[AbsolutePath, BeforeValidator(_path_of_job)]
-EnvironmentName = Annotated[str, AfterValidator(_environment_name), _bounded(_ENV_PATTERN, most=256, least=1)]
-Schedule = Annotated[str, AfterValidator(_schedule), _bounded(most=128)]
+EnvironmentName = Annotated[
+    str, AfterValidator(_environment_name), text_schema(_ENV_PATTERN, maxLength=256, minLength=1)
+]
+Schedule = Annotated[str, AfterValidator(_schedule), text_schema(maxLength=128)]
 AsInAPod = Annotated[
     dict[str, Any],
     BeforeValidator(_anything),
@@ -545,7 +552,7 @@ class TrainingJobSpec(Part):
         default_factory=list,
         description="Datastores, and the directories at which the processes see them. The job waits until all are "
         "Ready (condition DatastoresReady).",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["path"]},
+        json_schema_extra=keyed_by("path"),
     )
     success: Literal["chief", "allWorkers"] | None = Field(
         None,
@@ -682,8 +689,6 @@ def replicas_of(spec: TrainingJobSpec, name: str) -> int:
 class JobMeta(ObjectMeta):
     """The part of the Kubernetes metadata that is used here; other fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
-
     name: JobName = Field(description="Name of the TrainingJob, unique in its namespace.")
 
 
@@ -702,10 +707,9 @@ class RoleStatus(Part):
 Phase = Literal["Pending", "Running", "Restarting", "Suspended", "Scheduled", "Succeeded", "Failed"]
 
 
-class TrainingJobStatus(Part):
+class TrainingJobStatus(Status):
     """What the controller found; never part of a manifest."""
 
-    observed_generation: Count | None = Field(None, description="The metadata.generation the controller has acted on.")
     phase: Phase | None = Field(None, description="A summary for people; programs read the conditions.")
     message: Text | None = Field(None, description="The reason of the phase, as text for people.")
     start_time: Timestamp | None = Field(None, description="When the first process started; a suspension clears this.")
@@ -719,11 +723,7 @@ class TrainingJobStatus(Part):
     roles: list[RoleStatus] | None = Field(
         None,
         description="Numbers of replicas, by role.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["role"],
-            "maxItems": 16,
-        },
+        json_schema_extra={**keyed_by("role"), "maxItems": 16},
     )
     evidence: Label | None = Field(
         None,
@@ -736,18 +736,10 @@ class TrainingJobStatus(Part):
     model_version: Label | None = Field(None, description="Name of the ModelVersion that `save` made.")
     last_run: Label | None = Field(None, description="Name of the newest TrainingJob that the schedule made.")
     next_run: Timestamp | None = Field(None, description="When the schedule makes its next TrainingJob.")
-    conditions: list[Condition] | None = Field(
-        None,
-        description=f"Conditions in the form of meta/v1, of the types {', '.join(CONDITION_TYPES)}.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["type"],
-            "maxItems": 32,
-        },
-    )
+    conditions: list[Condition] | None = conditions(*CONDITION_TYPES)
 
 
-class TrainingJob(Part):
+class TrainingJob(ApiObject):
     """A training, on one machine or many, whose processes see Datastores as directories."""
 
     model_config = rules(
@@ -763,11 +755,9 @@ class TrainingJob(Part):
         },
     )
 
-    api_version: Literal["datastore.dev/v1alpha1"] = Field(description=API_VERSION)
     kind: Literal["TrainingJob"] = Field(description=KIND)
     metadata: JobMeta = Field(description="Name, namespace, labels and annotations.")
     spec: TrainingJobSpec = Field(description="What runs, on which data, and when the job has succeeded or failed.")
-    status: dict[str, Any] | None = Field(None, description="Written by the launcher; what a manifest says is ignored.")
 
     @model_validator(mode="after")
     def _room_for_times(self) -> Self:
@@ -777,11 +767,3 @@ class TrainingJob(Part):
                 "its runs add a time"
             )
         return self
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
