@@ -22,6 +22,7 @@ from typing import Any
 from datastore.api.volumecontext import VolumeHandle, identity_of, with_settings
 from datastore.errors import DatastoreError, InvalidManifest, Unreachable
 from datastore.logs import fields
+from datastore.privatefile import write_text
 
 from .cluster import Cluster, Seen
 from .errors import NotAnswering, VolumeBusy
@@ -132,9 +133,7 @@ class Datastores:
                 return
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            written = path.with_suffix(".new")
-            written.write_text(text)
-            written.replace(path)
+            write_text(path, text)
         except OSError as error:  # e.g. a full disk; the API server has the settings too
             log.warning("settings are not kept on the disk", extra=fields(volume=volume_id, error=error))
 

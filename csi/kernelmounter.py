@@ -22,15 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from datastore import mountinfo, ourprocess
+from datastore import mountinfo, nfsmount, ourprocess
 from datastore.api.mountspec import MountSpec, from_json
-from datastore.api.source import NFSLocation, Source, document_of
+from datastore.api.source import NFSLocation, Source
 from datastore.errors import DatastoreError, InvalidManifest, MountFailed, Unreachable
 from datastore.logs import fields
 from datastore.nfsclient import FSTYPES, device_of, in_this_kernel, option, silent
+from datastore.privatefile import write_json
 
 from .commands import Commands
-from .errors import CommandTimeout, error_named
+from .errors import CommandTimeout
 from .mounter import LARGEST_BYTES, MountedVolume, Stats
 from .request import key_of
 from .settings import Settings
@@ -38,6 +39,7 @@ from .textformat import Sample
 
 log = logging.getLogger(__name__)
 
+_MODULES = {"PYTHONPATH": ourprocess.module_path()}
 MOUNTSTATS = Path("/proc/self/mountstats")
 MOUNT_TIMEOUT_S = 45.0
 UNMOUNT_TIMEOUT_S = 45.0
@@ -47,12 +49,6 @@ STAT_TIMEOUT_S = 10.0
 ASKED_AT_ONCE = 16
 MISSING_AGAIN_S = 300.0
 """How soon a kernel without NFS is checked again, because an administrator may load the module."""
-_FSOPEN = f"""
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-sys.exit(ctypes.get_errno() == {errno.ENODEV} if libc.syscall(430, b"nfs", 1) < 0 else 0)
-"""
-"""A program that calls fsopen(2), number 430 on every machine: the kernel loads its NFS module, but mounts nothing."""
 
 
 class KernelMounter:
@@ -100,7 +96,6 @@ class KernelMounter:
 
     def mount(self, volume_id: str, spec: MountSpec, *, ephemeral: bool) -> None:
         """See Mounter. Errors: Unreachable when the server does not answer, even if the volume is mounted."""
-        location = _location(spec)
         if _there(spec):
             if not self._is_stale(spec):
                 self._note(MountedVolume(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
@@ -109,7 +104,7 @@ class KernelMounter:
         self._commands.unmount_all(spec.mountpoint)
         self._note(MountedVolume(volume_id=volume_id, spec=spec, ephemeral=ephemeral))
         try:
-            version = self._mount(spec, location)
+            version = self._mount(spec)
         except BaseException:
             self._forget(volume_id)
             raise
@@ -174,24 +169,15 @@ class KernelMounter:
             samples.append(("datastore_store_sent_bytes_total", {**of, "method": "nfs"}, float(sent)))
         return samples
 
-    def _mount(self, spec: MountSpec, location: NFSLocation) -> str:
-        asked = {
-            "source": document_of(location),
-            "mountpoint": spec.mountpoint,
-            "readOnly": spec.read_only,
-            "metadataTTL": spec.metadata_ttl_s,
-        }
+    def _mount(self, spec: MountSpec) -> str:
         output = self._commands.run(
-            [sys.executable, "-m", "datastore.nfsmount"],
+            nfsmount.COMMAND,
             place=spec.mountpoint,
-            given=json.dumps(asked).encode(),
+            given=nfsmount.request(spec, from_here=False).encode(),
             timeout_s=MOUNT_TIMEOUT_S,
-            environment={"PYTHONPATH": ourprocess.module_path()},
+            environment=_MODULES,
         )
-        answer = json.loads(output)
-        if "error" in answer:
-            raise error_named(answer["kind"], answer["error"])
-        return str(answer["version"])
+        return nfsmount.version_in(output)
 
     def _is_stale(self, spec: MountSpec) -> bool:
         """Return whether the mounted export's handle is stale (ESTALE). Errors: Unreachable."""
@@ -218,7 +204,8 @@ class KernelMounter:
         if now >= self._missing_until_s:
             self._missing_until_s = now + MISSING_AGAIN_S
             with suppress(DatastoreError):  # the kernel has no NFS, or the command took too long
-                self._commands.run([sys.executable, "-I", "-S", "-c", _FSOPEN], place="the kernel's NFS client")
+                command = [sys.executable, "-m", "datastore.nfsclient"]
+                self._commands.run(command, place="the kernel's NFS client", environment=_MODULES)
                 return True
         return in_this_kernel()
 
@@ -228,9 +215,7 @@ class KernelMounter:
         path = self._path(mount.volume_id)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh = path.with_suffix(".new")
-            fresh.write_text(json.dumps(document))
-            fresh.replace(path)
+            write_json(path, document)
         except OSError as error:
             raise MountFailed(f"can't write to {path.parent}: {error.strerror}") from error
         with self._lock:

@@ -1,8 +1,7 @@
 """Copies the whole log of a pod into a Datastore that the pod has mounted: `spec.logs` of a TrainingJob.
 
-A pod requests this with a downwardAPI volume named LOGS_VOLUME; the kubelet writes that volume's files below the pod's
-directory, where no container can change them. A pod's log is copied only into a Datastore that the same pod has mounted
-through this driver, so the request gives nobody new rights. It needs neither the API server nor a process in the pod.
+A pod requests this with the volume LOGS_VOLUME (podrequests.py). A pod's log is copied only into a Datastore that the
+same pod has mounted through this driver, so the request gives nobody new rights.
 
 The log of a container is in /var/log/pods/NAMESPACE_POD_UID/CONTAINER/0.log, in the CRI's format: time, stream, P or F
 (a part of a line, or its end), text (kubernetes/design-proposals-archive, "kubelet-cri-logging").
@@ -27,6 +26,9 @@ from datastore.api.names import LOGS_VOLUME
 from datastore.api.volumecontext import DRIVER, VolumeHandle
 from datastore.errors import InvalidManifest
 from datastore.logs import fields
+from datastore.privatefile import write_text
+
+from .podrequests import requests, uid_of
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class PodLogs:
 
     def look(self) -> None:
         """Write new lines of every log, each log in its own thread. Call this every INTERVAL_S."""
-        there = {path.parents[2].name: path for path in self._pods.glob(f"*/volumes/*downward-api/{LOGS_VOLUME}")}
+        there = requests(self._pods, LOGS_VOLUME)
         with self._lock:
             for uid in [each for each in self._followed if not (self._pods / each).is_dir()]:
                 if self._done(uid):
@@ -73,7 +75,7 @@ class PodLogs:
     def finish(self, target: str) -> None:
         """Write the rest of a pod's log before the pod's volume at this path is unmounted; wait FINISH_S at most. The
         kubelet may have removed the pod's other volumes by then, even that with the request."""
-        uid = os.path.relpath(target, self._pods).split(os.sep)[0]
+        uid = uid_of(self._pods, target)
         wish = self._pods / uid / "volumes" / "kubernetes.io~downward-api" / LOGS_VOLUME
         with self._lock:
             if uid == ".." or not (uid in self._followed or wish.is_dir()):
@@ -165,9 +167,7 @@ class _Follower:
             size = os.fstat(target).st_size
             if not self._note.exists():
                 self._note.parent.mkdir(parents=True, exist_ok=True)
-                fresh = self._note.with_name(f"{self._note.name}.new")
-                fresh.write_text(str(size))
-                fresh.replace(self._note)  # atomic
+                write_text(self._note, str(size))
             written = max(0, size - int(self._note.read_text()))
             source = os.open(current, os.O_RDONLY | os.O_CLOEXEC)
             self._rest = b""

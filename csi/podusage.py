@@ -1,8 +1,8 @@
 """Measures the resource usage of this node's TrainingJob pods, for the training controller: CPU, memory, network, GPUs.
 
-A pod requests this with a downwardAPI volume named USAGE_VOLUME, as for its log (podlogs.py). Everything is read from
-outside the pod: its cgroup, the network namespace that its processes share, and NVML. The figures go into one ConfigMap
-in the driver's namespace, which no tenant may read and only this node's plugin may write.
+A pod requests this with the volume USAGE_VOLUME (podrequests.py). Everything is read from outside the pod: its cgroup,
+the network namespace that its processes share, and NVML. The figures go into one ConfigMap in the driver's namespace,
+which no tenant may read and only this node's plugin may write.
 
 Sources: proc(5), cgroups(7); the kubelet names a pod's cgroup by the pod's uid, with '_' for '-' under systemd.
 """
@@ -26,6 +26,8 @@ from datastore.cgroupfiles import Places
 from datastore.errors import DatastoreError
 from datastore.logs import fields
 from datastore.metering import Meter, Sample, load
+
+from .podrequests import requests, uid_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class PodUsage:
 
     def look(self) -> None:
         """Take one sample of each pod, and send a report if one is due. Call this every INTERVAL_S."""
-        there = {path.parents[2].name for path in self._pods.glob(f"*/volumes/*downward-api/{USAGE_VOLUME}")}
+        there = requests(self._pods, USAGE_VOLUME).keys()
         now = time.time()
         try:
             if there and not self._begun:
@@ -93,9 +95,8 @@ class PodUsage:
 
     def finish(self, target: str) -> None:
         """Take the last sample of the pod whose volume at this path is unmounted; its processes have ended."""
-        uid = os.path.relpath(target, self._pods).split(os.sep)[0]
         with self._lock:
-            pod = self._known.get(uid)
+            pod = self._known.get(uid_of(self._pods, target))
             if pod is not None and pod.gone_s is None:
                 self._measure(pod, None)
                 self._urgent = True

@@ -1,8 +1,7 @@
 """`python -m datastore.nfsmount`: one mount(2) of an NFS export, in a process that may be left behind when it hangs.
 
-It reads {"source": ..., "mountpoint": "", "readOnly": bool, "metadataTTL": seconds, "fromHere": bool} from standard
-input and writes {"version": "4.2", "address": ""} or {"error": line, "kind": class}. fromHere: whether the server may
-be this machine; on a cluster's node it may not. The module imports little.
+It reads request() from standard input and writes {"version": "4.2", "address": ""} or {"error": line, "kind": class}.
+The module imports little.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import json
 import os
 import socket
 import sys
+from typing import TYPE_CHECKING
 
-from datastore.api.source import NFSLocation, source_from
+from datastore.api.source import NFSLocation, document_of, source_from
 from datastore.errors import (
     AccessDenied,
     DatastoreError,
@@ -23,13 +23,39 @@ from datastore.errors import (
     NotFound,
     Unreachable,
     Unsupported,
+    error_named,
 )
 from datastore.nfsclient import PORT, device_of, is_of_this_machine, options, ping, versions_of
 
+if TYPE_CHECKING:
+    from datastore.api.mountspec import MountSpec
+
+COMMAND = (sys.executable, "-m", "datastore.nfsmount")
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 """Flags of mount(2), from linux/mount.h."""
 ANSWER_TIMEOUT_S = 5.0
 _NO_EXPORT = "the NFS server has no such export for this machine: the path is wrong, or its list of clients lacks it"
+
+
+def request(spec: MountSpec, *, from_here: bool) -> str:
+    """Return the input of COMMAND. from_here: whether the server may be this machine, as on a laptop but on no node."""
+    return json.dumps(
+        {
+            "source": document_of(spec.source),
+            "mountpoint": spec.mountpoint,
+            "readOnly": spec.read_only,
+            "metadataTTL": spec.metadata_ttl_s,
+            "fromHere": from_here,
+        }
+    )
+
+
+def version_in(output: str | bytes) -> str:
+    """Return the NFS version of the new mount, from the output of COMMAND. Errors: the DatastoreError in it."""
+    answer = json.loads(output)
+    if "error" in answer:
+        raise error_named(answer["kind"], answer["error"], MountFailed)
+    return str(answer["version"])
 
 
 def mount(
@@ -111,7 +137,7 @@ def main() -> int:
             asked["mountpoint"],
             read_only=asked["readOnly"],
             metadata_ttl_s=asked["metadataTTL"],
-            from_here=asked.get("fromHere", False),
+            from_here=asked["fromHere"],
         )
     except DatastoreError as error:
         answer = {"error": str(error), "kind": type(error).__name__}

@@ -6,20 +6,17 @@ may be left behind, touch one here, and before them the server is asked over a c
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from datastore import mountinfo, nfsclient, ourprocess
+from datastore import mountinfo, nfsclient, nfsmount, ourprocess
 from datastore.api.mountspec import MountSpec
-from datastore.api.source import NFSLocation, document_of
-from datastore.errors import MountFailed, error_named
+from datastore.api.source import NFSLocation
+from datastore.errors import MountFailed
 from datastore.mounting import mounttable
 from datastore.mounting.signals import SignalWatch
 
@@ -27,8 +24,6 @@ MOUNT_TIMEOUT_S = 45.0
 """Long enough to try all NFS versions, one after the other."""
 POLL_S = 0.05
 KILLED_TIMEOUT_S = 5.0
-_SYS_FSOPEN = 430
-"""The number of fsopen(2) on every architecture. The call makes the kernel load its module, and mounts nothing."""
 
 
 def mounts(spec: MountSpec) -> bool:
@@ -39,33 +34,13 @@ def mounts(spec: MountSpec) -> bool:
 
 def is_used() -> bool:
     """Return whether the kernel makes mounts of exports: we are root, and it has an NFS client."""
-    return os.geteuid() == 0 and (nfsclient.in_this_kernel() or _loaded())
-
-
-def _loaded() -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    descriptor = ctypes.CDLL(None).syscall(_SYS_FSOPEN, b"nfs", 1)
-    if descriptor >= 0:
-        os.close(descriptor)
-    return bool(descriptor >= 0)
+    return os.geteuid() == 0 and (nfsclient.in_this_kernel() or nfsclient.loaded())
 
 
 def mount(spec: MountSpec, watch: SignalWatch) -> None:
     """Mount an export. Errors: DatastoreError, Interrupted, both with nothing left mounted."""
-    asked = {
-        "source": document_of(spec.source),
-        "mountpoint": spec.mountpoint,
-        "readOnly": spec.read_only,
-        "metadataTTL": spec.metadata_ttl_s,
-        "fromHere": True,
-    }
-    command = [sys.executable, "-m", "datastore.nfsmount"]
     try:
-        output = _run(command, json.dumps(asked), MOUNT_TIMEOUT_S, watch)
-        answer = json.loads(output)
-        if "error" in answer:
-            raise error_named(answer["kind"], answer["error"])
+        nfsmount.version_in(_run(nfsmount.COMMAND, nfsmount.request(spec, from_here=True), MOUNT_TIMEOUT_S, watch))
     except BaseException:
         if mounttable.mounted_at(spec.mountpoint):
             mounttable.detach(spec.mountpoint)

@@ -23,8 +23,9 @@ from datastore.errors import InvalidManifest, MountFailed
 from datastore.mounting import directory, kernelnfs, mounttable, unsent
 from datastore.mounting.mountserver import start
 from datastore.mounting.places import cache_root, make_cache, make_private, state_root
-from datastore.mounting.records import COMMAND_FILE, MountRecord, read_record, remove_made, write_json
+from datastore.mounting.records import COMMAND_FILE, MountRecord, read_record, remove_made
 from datastore.mounting.signals import SignalWatch
+from datastore.privatefile import write_json
 
 ENDING_TIMEOUT_S = 10.0
 """How long the processes of a mount that was just unmounted by hand may take to end."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from datastore.controlclient import MOUNT_FILE, MOUNT_FILE_BYTES, SOCKET
 from datastore.mounting.places import state_root
 from datastore.mounting.unsent import remaining
+from datastore.privatefile import write_json
 
 COMMAND_FILE = "cli.json"
 SERVER_MODULE = b"datastore.fuse"
@@ -90,22 +91,6 @@ def read_record(state_dir: Path) -> MountRecord | None:
         refused=str(raw.get("refused", "")),
         noted_at=float(raw["started"]) if isinstance(raw.get("started"), int | float) else 0.0,
     )
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small JSON file; see write_private()."""
-    write_private(path, json.dumps(data))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a small file atomically; only its owner can read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def forget(record: MountRecord) -> None:

@@ -34,7 +34,7 @@ from datastore.api.manifest import Manifest, parse
 from datastore.api.trainingjob import KIND, TrainingJob, TrainingJobStatus
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.mounting.places import make_private, state_root
-from datastore.mounting.records import write_json, write_private
+from datastore.privatefile import write_json, write_text
 from datastore.training.driver import JobExists, NoSuchJob
 from datastore.training.evidence import Evidence
 
@@ -121,7 +121,7 @@ class JobDirectory:
             for name in ("logs", "mounts", "files"):
                 (self.path / name).mkdir()
             self.write_job(job)
-            write_private(self.manifest_file, manifest.text)
+            write_text(self.manifest_file, manifest.text)
             write_json(self.path / "submitter.json", asdict(submitter))
             self.write_state(empty_state())
         except OSError as error:
@@ -137,7 +137,7 @@ class JobDirectory:
     def write_job(self, job: TrainingJob) -> None:
         """Replace the TrainingJob in its file, without fields that were not set."""
         text = yaml.safe_dump(job.model_dump(by_alias=True, exclude_unset=True, mode="json"), sort_keys=False)
-        write_private(self.job_file, text)
+        write_text(self.job_file, text)
 
     def load_job(self) -> TrainingJob:
         """Read the TrainingJob. Errors: NoSuchJob."""
@@ -180,7 +180,7 @@ class JobDirectory:
 
     def write_engine(self, engine: str) -> None:
         """Note which of podman and docker runs the containers, as these outlive a launcher that is killed."""
-        write_private(self.path / "engine", engine)
+        write_text(self.path / "engine", engine)
 
     def read_engine(self) -> str:
         """Return 'podman' or 'docker', or '' for a job without containers."""
@@ -188,7 +188,7 @@ class JobDirectory:
 
     def write_failure(self, why: str) -> None:
         """Note why the launcher failed; '' when a launcher begins."""
-        write_private(self.path / "failure", why)
+        write_text(self.path / "failure", why)
 
     def read_failure(self) -> str:
         """Return why the launcher failed; '' if it lives or was killed."""
