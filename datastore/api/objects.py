@@ -1,4 +1,4 @@
-"""What objects of the cluster have whatever their kind: conditions, owners and times. Pure: plain mappings."""
+"""Plain mappings that are objects of the cluster: their conditions, owners and times, pods and their claims. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any
 from datastore.api.datastore import API_VERSION
 
 Raw = Mapping[str, Any]
+
+CONFINED: Raw = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""The securityContext of the containers that the controller makes: no rights, and writes to volumes only."""
 
 
 def condition(body: Raw, kind: str) -> Raw:
@@ -39,6 +46,19 @@ def owner_reference(
 def is_owned(body: Raw, uid: str) -> bool:
     """Return whether the owner with this uid is one of an object's owners."""
     return any(each.get("uid") == uid for each in body["metadata"].get("ownerReferences") or [])
+
+
+def claims_of(pod: Raw) -> frozenset[str]:
+    """Return the names of the claims that a pod uses; a pod that has ended uses none."""
+    claims = (each["persistentVolumeClaim"] for each in volumes_of(pod) if "persistentVolumeClaim" in each)
+    return frozenset(each["claimName"] for each in claims)
+
+
+def volumes_of(pod: Raw) -> list[Raw]:
+    """Return the volumes that a pod uses; a pod that has ended uses none."""
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return []
+    return pod.get("spec", {}).get("volumes") or []
 
 
 def timestamp(time: datetime | None = None) -> str:

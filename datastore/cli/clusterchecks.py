@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from datastore.api.objects import condition
+from datastore.api.objects import claims_of, condition
 from datastore.api.reasons import REASONS
 from datastore.api.resources import (
     CLAIMS,
@@ -191,8 +191,7 @@ class _Walk:
     def _users(self) -> list[Any]:
         """Return the pods that mount the Datastore's claim and have not ended."""
         name = self._claim_name()
-        ended = ("Succeeded", "Failed")
-        return [pod for pod in self._cluster.list(PODS) if name in _claims(pod) and _phase(pod) not in ended]
+        return [pod for pod in self._cluster.list(PODS) if name in claims_of(pod)]
 
     def _warned(self, kind: str, names: set[str]) -> list[Any]:
         """Return the warning events about the named objects of a kind, the newest last."""
@@ -228,11 +227,6 @@ def _code_of(reason: str) -> ExitCode:
     """Return the exit code that `mount` has for the errors with this reason."""
     kinds = [kind for kind, named in REASONS.items() if named == reason]
     return exit_code_for(kinds[0]("")) if kinds else ExitCode.ERROR
-
-
-def _claims(pod: Any) -> set[str]:
-    volumes = pod.get("spec", {}).get("volumes") or []
-    return {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
 
 
 def _phase(pod: Any) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from datastore.api.names import ADDRESS, ARCHIVED, MANAGED_BY, MANAGER, OWNER, UID, volume_name
+from datastore.api.objects import CONFINED
 from datastore.api.resources import CLAIMS, NETWORK_POLICIES, SERVICES, STATEFULSETS
 from datastore.api.source import NFSLocation
 from datastore.api.status import Capabilities
@@ -244,11 +245,7 @@ class GaneshaExport:
             "readinessProbe": {**probe, "periodSeconds": 10},
             "livenessProbe": {**probe, "periodSeconds": 30, "failureThreshold": 4},
             "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"], "add": list(CAPABILITIES)},
-            },
+            "securityContext": {**CONFINED, "capabilities": {"drop": ["ALL"], "add": list(CAPABILITIES)}},
             "volumeMounts": [
                 {"name": "volume", "mountPath": str(ganeshapod.VOLUME)},
                 {"name": "run", "mountPath": "/run"},

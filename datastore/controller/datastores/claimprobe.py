@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from datastore.api.datastore import KIND
 from datastore.api.names import MANAGED_BY, MANAGER, PROBE
-from datastore.api.objects import owner_reference
+from datastore.api.objects import CONFINED, claims_of, owner_reference
 from datastore.api.resources import PODS
 from datastore.api.status import Capabilities
 from datastore.backends.base import Measured
 from datastore.controller.datastores.effective import EffectiveSpec
-from datastore.controller.datastores.pods import NOT_ENDED, claims_of
+from datastore.controller.datastores.pods import NOT_ENDED
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -159,11 +159,7 @@ def pod_for(effective: EffectiveSpec, claim: str, image: Image, node: str, who: 
         "image": image.name,
         "imagePullPolicy": image.pull_policy,
         "command": list(COMMAND),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONFINED,
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
         "volumeMounts": [{"name": "volume", "mountPath": DIRECTORY}],
     }

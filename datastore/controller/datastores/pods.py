@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from datastore.api.objects import claims_of, volumes_of
 from datastore.api.resources import PODS
 from datastore.api.volumecontext import DRIVER, REFERENCE
 from datastore.controller.runtime.client import Client
@@ -19,12 +20,6 @@ Raw = Mapping[str, Any]
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 FRESH_S = 1.0
 NAMESPACES_MAX = 256
-
-
-def claims_of(pod: Raw) -> frozenset[str]:
-    """Return the names of the claims that a pod uses; a pod that has ended uses none."""
-    volumes = _volumes(pod)
-    return frozenset(each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each)
 
 
 def inline_secrets_of(pod: Raw) -> frozenset[str]:
@@ -74,11 +69,5 @@ def _users(found: Mapping[str, tuple[frozenset[str], frozenset[str]]], claim: st
             yield f"{name} (inline)"
 
 
-def _volumes(pod: Raw) -> list[Raw]:
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return []
-    return pod.get("spec", {}).get("volumes") or []
-
-
 def _inline(pod: Raw) -> list[Raw]:
-    return [each["csi"] for each in _volumes(pod) if "csi" in each and each["csi"].get("driver") == DRIVER]
+    return [each["csi"] for each in volumes_of(pod) if "csi" in each and each["csi"].get("driver") == DRIVER]

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from datastore.api.names import CREDENTIALS
+from datastore.api.objects import claims_of
 from datastore.api.resources import PODS
 from datastore.controller.datastores.effective import SecretRef
 from datastore.controller.datastores.metrics import PODS_TOLD
-from datastore.controller.datastores.pods import NOT_ENDED, claims_of, inline_secrets_of
+from datastore.controller.datastores.pods import NOT_ENDED, inline_secrets_of
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.election import LeaseLost

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from datastore.api.datastore import DatastoreSpec, location_of
 from datastore.api.model import ModelVersion
 from datastore.api.names import DEFAULT_STORE, GROUP, MANAGED_BY
-from datastore.api.objects import condition, is_true, owner_reference
+from datastore.api.objects import CONFINED, condition, is_true, owner_reference
 from datastore.api.volumecontext import DRIVER, Reference, from_context, settings_of
 from datastore.controller.models.volume import MANAGER, volume_spec
 from datastore.controller.runtime.mistakes import Mistake
@@ -214,11 +214,7 @@ def wanted_job(owner: Raw, verb: str, request: Raw, image: Image | None, places:
         "command": ["python3", "-m", "datastore.models.jobs"],
         "env": [{"name": REQUEST, "value": json.dumps(request, sort_keys=True)}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONFINED,
         "volumeMounts": mounts,
     }
     pod = {

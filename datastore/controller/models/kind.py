@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from datastore.api.model import ModelExport, ModelVersion
 from datastore.api.names import MANAGED_BY, MODEL, MODEL_VERSION, SERVING, volume_name
-from datastore.api.objects import condition, timestamp
+from datastore.api.objects import claims_of, condition, timestamp
 from datastore.api.resources import (
     CLAIMS,
     CLASSES,
@@ -22,7 +22,7 @@ from datastore.api.resources import (
     VERSIONS,
     VOLUMES,
 )
-from datastore.controller.datastores.pods import NOT_ENDED, claims_of
+from datastore.controller.datastores.pods import NOT_ENDED
 from datastore.controller.models import update
 from datastore.controller.models import volume as volumes
 from datastore.controller.models.decide import Observed, Plan, decide, is_saved, saved_it, store_name, store_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from datastore.api.model import SERVING as KIND
 from datastore.api.model import ServingSpec
 from datastore.api.names import APPLIED, MANAGED_BY, MODEL, MODEL_VERSION, SERVING
-from datastore.api.objects import owner_reference
+from datastore.api.objects import CONFINED, owner_reference
 from datastore.controller.runtime.comparing import digest
 from datastore.controller.runtime.ownimage import Image
 
@@ -127,13 +127,7 @@ def _verifying(spec: ServingSpec, target: Target, image: Image) -> JSON:
         "command": ["python3", "-m", "datastore.models.served"],
         "args": [f"--store={STORE}", f"{spec.model}:{target.version}"],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**CONFINED, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "volumeMounts": [
             {"name": VOLUME, "mountPath": f"{STORE}/{spec.model}", "subPath": spec.model, "readOnly": True}
         ],

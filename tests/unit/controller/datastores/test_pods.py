@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from datastore.api.objects import claims_of
 from datastore.api.resources import Resource
-from datastore.controller.datastores.pods import UsingPods, claims_of, datastores_of, inline_secrets_of
+from datastore.controller.datastores.pods import UsingPods, datastores_of, inline_secrets_of
 from datastore.controller.runtime.client import Client
 from tests.promises import promise
 
