@@ -7,12 +7,13 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from datastore import controlclient
 from datastore.cli.arguments import Target
-from datastore.cli.console import diagnostics, note
+from datastore.cli.console import note
 from datastore.cli.inspection import SERVER_DIED, containing, find
+from datastore.cli.progressbar import bar
 from datastore.errors import DatastoreError, error_named
 from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import Interrupted, watching
@@ -59,7 +60,7 @@ def _locate(target: str, path: str) -> tuple[MountRecord, str]:
 def _follow(record: MountRecord, path: str) -> dict[str, Any]:
     """Have the server fetch, show its progress, return the last counts. Errors: those that it reports; Interrupted."""
     last: dict[str, Any] = {}
-    with watching() as watch, controlclient.connected(record.state_dir) as connection, _progress() as progress:
+    with watching() as watch, controlclient.connected(record.state_dir) as connection, bar() as progress:
         task = progress.add_task("", files="", size="", total=None)
         connection.send({"op": "warm", "path": path})
         while (answer := connection.receive(SILENCE_TIMEOUT_S, watch)) is not None:
@@ -82,18 +83,6 @@ def _check(answer: dict[str, Any]) -> None:
     )
 
 
-def _progress() -> Progress:
-    columns = (
-        BarColumn(),
-        TextColumn("{task.fields[files]} files"),
-        TextColumn("{task.fields[size]}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-    )
-    console = diagnostics()
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def _show(progress: Progress, task: TaskID, answer: dict[str, Any]) -> None:
     total = answer.get("bytes")
     files = f"{_number(answer, 'done_files'):,}"
@@ -104,7 +93,7 @@ def _show(progress: Progress, task: TaskID, answer: dict[str, Any]) -> None:
         task,
         completed=done,
         total=total if isinstance(total, int) else None,
-        files=files,
+        files=f"{files} files",
         size=format_size(done) + (f"/{format_size(total)}" if isinstance(total, int) else ""),
     )
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Annotated, Generic, TypeVar
 
 import typer
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import TaskID, TextColumn
 
-from datastore.cli.console import diagnostics, note
+from datastore.cli.console import note
+from datastore.cli.progressbar import bar
 from datastore.models.errors import VersionDamaged
 from datastore.models.manifest import VersionManifest
 from datastore.models.progress import Event, Progress, Stopped
@@ -101,17 +101,7 @@ class _display:  # noqa: N801  (used as a function)
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
         self._task = TaskID(0)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[files]}"),
-            TextColumn("{task.fields[size]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-        )
-        console = diagnostics()
-        hidden = shown is not Shown.AUTO or not console.is_terminal
-        self._bar = Bar(*columns, console=console, transient=True, disable=hidden)
+        self._bar = bar(TextColumn("{task.description}"), shown=shown is Shown.AUTO)
 
     def __enter__(self) -> _display:
         self._bar.start()
