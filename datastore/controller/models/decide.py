@@ -13,6 +13,7 @@ from datastore.api.names import DEFAULT_STORE, FINALIZER
 from datastore.api.objects import condition, is_true
 from datastore.controller.models.job import (
     Role,
+    SeenWork,
     ended,
     ended_at,
     job_name,
@@ -25,7 +26,6 @@ from datastore.controller.models.status import model_status
 from datastore.controller.models.volume import OWNED_BY, version_volume
 from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
 from datastore.controller.runtime.mistakes import Mistake, parsed
-from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
 Raw = Mapping[str, Any]
@@ -40,32 +40,21 @@ DELETE_AGAIN = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """All that decide() knows; None: no such object. store, source: Datastores, with their PersistentVolumes.
+class Observed(SeenWork):
+    """All that decide() knows. source: a Datastore, with its PersistentVolume.
 
-    job: the Job that matters now; answer, progress, waiting: see job.py. in_use: what uses a version that is being
-    deleted, or its claim, for people. classes: StorageClasses that the administrator marked for models. image: for
-    the Jobs. namespace_ends: the namespace is being deleted and takes no new Job. refused: what to tell of the API
-    server's refusal of what the last plan would have made.
+    in_use: what uses a version that is being deleted, or its claim, for people. classes: StorageClasses that the
+    administrator marked for models. namespace_ends: the namespace is being deleted and takes no new Job.
     """
 
     version: Raw
-    now: str
     model: Raw | None = None
-    store: Raw | None = None
-    store_volume: Raw | None = None
     source: Raw | None = None
     source_volume: Raw | None = None
-    job: Raw | None = None
-    answer: Mapping[str, Any] | None = None
-    progress: Mapping[str, Any] | None = None
-    waiting: str = ""
     claim: Raw | None = None
     in_use: str = ""
     classes: Sequence[str] = ()
-    image: Image | None = None
     namespace_ends: bool = False
-    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +272,6 @@ def _told(
 ) -> Plan:
     """Return the new status, and an Event when the phase or the reason has changed."""
     body, message = seen.version, text[:MESSAGE_MAX]
-    before: Mapping[str, Any] = body.get("status") or {}
     saved = phase == "Ready" or is_saved(body)
     truth: dict[bool, Truth] = {True: "True", False: "False"}
     why = condition(body, "Saved").get("reason", reason) if is_saved(body) else reason
@@ -292,18 +280,28 @@ def _told(
         Finding(type="Saved", status=truth[saved], reason=why, message="" if saved else message),
         Finding(type="Failed", status=truth[phase == "Failed"], reason=reason if phase == "Failed" else "NotFailed"),
     ]
-    generation = body["metadata"].get("generation", 1)
-    rest = {name: value for name, value in before.items() if name != "progress"}
+    more = {**(extra or {}), **({"progress": dict(seen.progress)} if seen.progress and phase == "Saving" else {})}
+    warning = phase in ("Failed", "Pending", "Deleting") or reason == REFUSED
+    return telling(body, phase, findings, seen.now, more, warning=warning, soon=soon)
+
+
+def telling(
+    body: Raw, phase: str, findings: Sequence[Finding], now: str, more: Raw, *, warning: bool, soon: bool
+) -> Plan:
+    """Return a plan of the new status, with an Event when the phase or the reason of the first condition has changed.
+
+    more: further fields of the status; those that it does not name stay, except for progress.
+    """
+    before, first = body.get("status") or {}, findings[0]
+    generation = int(body["metadata"].get("generation", 1))
     status = {
-        **rest,
-        **(extra or {}),
-        **({"progress": dict(seen.progress)} if seen.progress and phase == "Saving" else {}),
+        **{name: value for name, value in before.items() if name != "progress"},
+        **more,
         "observedGeneration": generation,
         "phase": phase,
-        "message": message,
-        "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
+        "message": first.message,
+        "conditions": merged(before.get("conditions") or [], findings, generation, now),
     }
-    same = (before.get("phase"), condition(body, "Ready").get("reason")) == (phase, reason)
-    warning = phase in ("Failed", "Pending", "Deleting") or reason == REFUSED
-    events = () if same else (Event(reason=reason, message=message, warning=warning),)
+    same = (before.get("phase"), condition(body, first.type).get("reason")) == (phase, first.reason)
+    events = () if same else (Event(reason=first.reason, message=first.message, warning=warning),)
     return Plan(status=status, events=events, soon=soon)

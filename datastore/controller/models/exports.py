@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from datastore.api.model import ModelExport
-from datastore.api.objects import condition, is_true
-from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
-from datastore.controller.models.job import Role, ended, reached, wanted_job
-from datastore.controller.runtime.conditions import Event, Finding, Truth, merged
+from datastore.api.objects import is_true
+from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name, telling
+from datastore.controller.models.job import Role, SeenWork, ended, reached, wanted_job
+from datastore.controller.runtime.conditions import Finding, Truth
 from datastore.controller.runtime.mistakes import Mistake, parsed
-from datastore.controller.runtime.ownimage import Image
 from datastore.units import format_size
 
 Raw = Mapping[str, Any]
@@ -22,22 +21,13 @@ _FOUND = ("version", "digest", "files", "bytes", "location")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedExport:
-    """All that decide_export() knows; None: no such object. target: the Datastore to export to. See also Observed."""
+class ObservedExport(SeenWork):
+    """All that decide_export() knows. target: the Datastore to export to."""
 
     export: Raw
-    now: str
     model: Raw | None = None
-    store: Raw | None = None
-    store_volume: Raw | None = None
     target: Raw | None = None
     target_volume: Raw | None = None
-    job: Raw | None = None
-    answer: Mapping[str, Any] | None = None
-    progress: Mapping[str, Any] | None = None
-    waiting: str = ""
-    image: Image | None = None
-    refused: str = ""
 
 
 def is_over(body: Raw) -> bool:
@@ -119,23 +109,10 @@ def _told(
     *,
     soon: bool = False,
 ) -> Plan:
-    body, message = seen.export, text[:MESSAGE_MAX]
-    before: Mapping[str, Any] = body.get("status") or {}
     truth: dict[bool, Truth] = {True: "True", False: "False"}
     findings = [
-        Finding(type="Complete", status=truth[phase == "Complete"], reason=reason, message=message),
+        Finding(type="Complete", status=truth[phase == "Complete"], reason=reason, message=text[:MESSAGE_MAX]),
         Finding(type="Failed", status=truth[phase == "Failed"], reason=reason if phase == "Failed" else "NotFailed"),
     ]
-    generation = int(body["metadata"].get("generation", 1))
-    status = {
-        **{name: value for name, value in before.items() if name != "progress"},
-        **(extra or {}),
-        **({"progress": dict(seen.progress)} if seen.progress and phase == "Exporting" else {}),
-        "observedGeneration": generation,
-        "phase": phase,
-        "message": message,
-        "conditions": merged(before.get("conditions") or [], findings, generation, seen.now),
-    }
-    same = (before.get("phase"), condition(body, "Complete").get("reason")) == (phase, reason)
-    events = () if same else (Event(reason=reason, message=message, warning=phase in ("Failed", "Pending")),)
-    return Plan(status=status, events=events, soon=soon)
+    more = {**(extra or {}), **({"progress": dict(seen.progress)} if seen.progress and phase == "Exporting" else {})}
+    return telling(seen.export, phase, findings, seen.now, more, warning=phase in ("Failed", "Pending"), soon=soon)

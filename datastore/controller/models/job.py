@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from datastore.api.datastore import DatastoreSpec, location_of
@@ -33,6 +34,25 @@ REMEMBERED_WITH_CLAIM_S = 60
 """The same for a Job with a claim: the claim and its Datastore can't be deleted while even an ended pod names it."""
 USER = 65532
 _NAME_CHARS = 45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenWork:
+    """What every decision about such an owner knows; None: no such object. store_volume: the store's PersistentVolume.
+
+    job: the Job that matters now; answer, progress, waiting: what it and its pods say. image: for a new Job. refused:
+    what to tell of the API server's refusal of what the last plan would have made.
+    """
+
+    now: str
+    store: Raw | None = None
+    store_volume: Raw | None = None
+    job: Raw | None = None
+    answer: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] | None = None
+    waiting: str = ""
+    image: Image | None = None
+    refused: str = ""
 
 
 def verb_of(version: ModelVersion) -> str:

@@ -137,18 +137,9 @@ class ModelKind(Kind):
             servings = [each for each in self._stores["Serving"].values() if each["metadata"]["namespace"] == key[0]]
             job = self._stores["Job"].get((key[0], job_name(model, update.VERB)))
             wanted = update.wanted_of(model, servings)
-            answer, _, waiting = await self._asked(job) if job is not None else ({}, None, "")
-            seen = update.ObservedModel(
-                model=model,
-                now=timestamp(),
-                servings=servings,
-                store=store,
-                store_volume=await self._volume(store) if wanted["moves"] or wanted["pins"] else None,
-                job=job,
-                answer=answer,
-                waiting=waiting,
-                image=await self._image.get(),
-            )
+            volume = await self._volume(store) if wanted["moves"] or wanted["pins"] else None
+            work = await self._work(store, volume, job)
+            seen = update.ObservedModel(model=model, servings=servings, **work)
             plan = await self._carry_out(update.decide_model, seen, model)
             if not (plan.create or plan.delete):
                 return _again(plan, waits=job is None and condition(model, update.CONDITION).get("status") == "False")
@@ -169,20 +160,12 @@ class ModelKind(Kind):
             store = self._stores["Datastore"].get((key[0], store_name(model)))
             target = self._stores["Datastore"].get((key[0], spec.to.datastore))
             job = self._stores["Job"].get((key[0], job_name(body, VERB)))
-            answer, progress, waiting = await self._asked(job) if job is not None else ({}, None, "")
             seen = ObservedExport(
                 export=body,
-                now=timestamp(),
                 model=model,
-                store=store,
-                store_volume=await self._volume(store) if job is None else None,
                 target=target,
                 target_volume=await self._volume(target) if job is None else None,
-                job=job,
-                answer=answer,
-                progress=progress,
-                waiting=waiting,
-                image=await self._image.get(),
+                **await self._work(store, await self._volume(store) if job is None else None, job),
             )
             plan = await self._carry_out(decide_export, seen, body)
             if not (plan.create or plan.delete):
@@ -210,11 +193,10 @@ class ModelKind(Kind):
 
     async def _observe(self, key: Key, body: Raw) -> Observed:
         namespace, name = key
-        now = timestamp()
         try:
             version = parsed(body, ModelVersion)
         except Mistake:
-            return Observed(version=body, now=now)
+            return Observed(version=body, now=timestamp())
         going = "deletionTimestamp" in body["metadata"]
         model = self._stores["Model"].get((namespace, version.spec.model))
         store = self._stores["Datastore"].get((namespace, store_of(body, model)))
@@ -224,33 +206,37 @@ class ModelKind(Kind):
         job = jobs.get((namespace, job_name(body, verb_of(version))))
         if going:
             job = job if job is not None and not ended(job) else jobs.get((namespace, job_name(body, "delete")))
-        working = job is not None and (going or not is_saved(body))
-        answer, progress, waiting = await self._asked(job) if job is not None and working else ({}, None, "")
         claim = await self._client.get(CLAIMS, namespace, name) if going or is_saved(body) else None
+        volume = await self._volume(store) if going or claim is None else None
         return Observed(
             version=body,
-            now=now,
             model=model,
-            store=store,
-            store_volume=await self._volume(store) if going or claim is None else None,
             source=source,
             source_volume=await self._volume(source) if not is_saved(body) and not going else None,
-            job=job,
-            answer=answer,
-            progress=progress,
-            waiting=waiting,
             claim=claim,
             in_use=await self._users(body, saved_it=saved_it(body, version)) if going else "",
             classes=await self._classes() if store is None and not going else (),
-            image=await self._image.get(),
+            **await self._work(store, volume, job, asked=going or not is_saved(body)),
         )
 
+    async def _work(self, store: Raw | None, volume: Raw | None, job: Raw | None, *, asked: bool = True) -> Any:
+        """Return the fields of SeenWork. asked: whether the Job and its pods are asked how far they are."""
+        answer, progress, waiting = await self._asked(job) if job is not None and asked else ({}, None, "")
+        return {
+            "now": timestamp(),
+            "store": store,
+            "store_volume": volume,
+            "job": job,
+            "answer": answer,
+            "progress": progress,
+            "waiting": waiting,
+            "image": await self._image.get(),
+        }
+
     async def _volume(self, datastore: Raw | None) -> Raw | None:
-        return (
-            None
-            if datastore is None
-            else await self._client.get(VOLUMES, "", volume_name(datastore["metadata"]["uid"]))
-        )
+        if datastore is None:
+            return None
+        return await self._client.get(VOLUMES, "", volume_name(datastore["metadata"]["uid"]))
 
     async def _asked(self, job: Raw) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
         """Return a Job's answer, the progress of its running pod, and why its newest pod does not run yet."""

@@ -12,11 +12,10 @@ from typing import Any
 
 from datastore.api.objects import condition
 from datastore.controller.models.decide import MESSAGE_MAX, REFUSED, Plan, store_name
-from datastore.controller.models.job import Role, ended, reached, request_in, wanted_job
+from datastore.controller.models.job import Role, SeenWork, ended, reached, request_in, wanted_job
 from datastore.controller.models.status import model_status, with_conditions
 from datastore.controller.runtime.conditions import Event, Finding
 from datastore.controller.runtime.mistakes import Mistake
-from datastore.controller.runtime.ownimage import Image
 
 Raw = Mapping[str, Any]
 
@@ -25,19 +24,11 @@ CONDITION = "StoreUpdated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedModel:
-    """All that decide_model() knows; None: no such object. servings: all of the namespace. See also Observed."""
+class ObservedModel(SeenWork):
+    """All that decide_model() knows. servings: all of the namespace."""
 
     model: Raw
-    now: str
     servings: Sequence[Raw] = ()
-    store: Raw | None = None
-    store_volume: Raw | None = None
-    job: Raw | None = None
-    answer: Mapping[str, Any] | None = None
-    waiting: str = ""
-    image: Image | None = None
-    refused: str = ""
 
 
 def decide_model(seen: ObservedModel) -> Plan:
