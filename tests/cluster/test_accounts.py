@@ -153,7 +153,7 @@ def allowed(account: Path, resource: Resource, space: str) -> set[str]:
 
 @promise("S-422")
 @pytest.mark.parametrize("role", ["view", "edit", "admin"])
-def test_who_has_a_role_of_the_cluster_in_a_namespace_has_our_kinds_there(
+def test_the_roles_view_and_edit_include_our_kinds(
     api_server: Cluster, api_kube: Kube, space: str, tmp_path: Path, role: str
 ) -> None:
     person = f"person-{role}"

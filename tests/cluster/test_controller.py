@@ -83,7 +83,7 @@ def test_a_wrong_region_an_unreachable_endpoint_and_a_missing_secret_have_reason
 
 
 @promise("S-71")
-def test_what_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> None:
+def test_a_datastore_that_worked_and_fails_is_degraded_and_keeps_its_claim(bench: Bench) -> None:
     bench.apply("digits", bench.spec())
     bench.ready("digits")
     bench.kube.apply(secret_of(bench.server, AWS_SECRET_ACCESS_KEY="wrong"), namespace=bench.space)
@@ -121,7 +121,7 @@ def _replaced(found: Manifest | None, before: Manifest) -> bool:
 
 
 @promise("S-72", "S-248", "S-249")
-def test_edits_disturb_nobody(bench: Bench) -> None:
+def test_edits_do_not_disturb_running_pods(bench: Bench) -> None:
     """The volume stays the same one, its claim stays bound, and grows."""
     bench.apply("digits", bench.spec(capacity="1Gi"))
     bench.ready("digits")
@@ -247,7 +247,7 @@ NOT_SUPPORTED: dict[str, dict[str, Any]] = {
 
 @promise("S-209")
 @pytest.mark.parametrize("binding", ["Immediate", "WaitForFirstConsumer"])
-def test_a_claim_that_asks_for_what_there_is_not_is_refused(bench: Bench, binding: str) -> None:
+def test_a_claim_with_an_unsupported_request_is_refused(bench: Bench, binding: str) -> None:
     """One Event and a condition; no Datastore, and no volume."""
     name = f"class-{uuid.uuid4().hex[:6]}"
     bench.kube.apply({**_class(bench, name), "volumeBindingMode": binding})
@@ -328,7 +328,7 @@ def test_a_class_that_is_not_there_is_named_and_its_coming_seen(bench: Bench) ->
 
 
 @promise("S-79")
-def test_what_the_refusal_of_an_edit_says_corrects_a_datastore_and_keeps_its_data(bench: Bench) -> None:
+def test_the_advice_in_the_refusal_of_an_edit_works_and_keeps_the_data(bench: Bench) -> None:
     bench.s3.put_object(Bucket=bench.bucket, Key="a", Body=b"1")
     bench.apply("digits", bench.spec(s3={"endpoint": "http://127.0.0.1:1"}))
     assert "check the endpoint" in bench.reason("digits", "EndpointUnreachable")
@@ -351,7 +351,7 @@ def test_what_the_refusal_of_an_edit_says_corrects_a_datastore_and_keeps_its_dat
         ({"local": {"path": "/a"}}, "exactly one of"),
     ],
 )
-def test_what_says_which_data_it_is_never_changes(bench: Bench, change: dict[str, Any], complaint: str) -> None:
+def test_fields_that_say_which_data_it_is_are_immutable(bench: Bench, change: dict[str, Any], complaint: str) -> None:
     bench.apply("digits", bench.spec("a/", capacity="2Gi"))
     with pytest.raises(KubeError, match=complaint):
         bench.kube.patch("datastore", "digits", {"spec": change}, namespace=bench.space)

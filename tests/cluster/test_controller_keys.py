@@ -123,7 +123,7 @@ def test_a_repaired_secret_is_seen_before_the_next_try(bench: Bench, running: Co
 
 
 @promise("S-76")
-def test_secrets_of_nobody_are_not_remembered(bench: Bench, running: Controller) -> None:
+def test_unused_secrets_are_not_remembered(bench: Bench, running: Controller) -> None:
     bench.kube.apply(secret_of(bench.server, "unused", note="CANARY"), namespace=SYSTEM)
     bench.apply("digits", bench.spec())
     bench.ready("digits")

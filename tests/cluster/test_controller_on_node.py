@@ -133,7 +133,7 @@ def disk(namespace: str) -> list[Manifest]:
 
 @promise("S-115", "S-135")
 @pytest.mark.parametrize("level", ["privileged", "restricted"])
-def test_what_the_volume_of_another_driver_can_do_is_tried_on_it(
+def test_the_capabilities_of_another_drivers_volume_are_probed_on_it(
     site: Site, kube: Kube, product: Product, namespace: str, tmp_path: Path, level: str
 ) -> None:
     """Where Pod Security refuses root, on a volume that others may write to."""

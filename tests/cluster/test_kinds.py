@@ -133,7 +133,7 @@ def test_a_value_within_its_limits_is_taken(kube: Kube, spec: dict[str, Any]) ->
         ("uploadLimit", "1Mi", "uploadLimit is for s3 only"),
     ],
 )
-def test_what_only_a_bucket_heeds_is_refused_elsewhere(kube: Kube, field: str, value: object, words: str) -> None:
+def test_fields_for_buckets_are_refused_for_other_backends(kube: Kube, field: str, value: object, words: str) -> None:
     """Not with a StorageClass, of which the API server does not know the backend."""
     with pytest.raises(KubeError, match=words):
         kube.apply(made("Datastore", "d", {"nfs": {"server": "h", "path": "/a"}, field: value}), namespace=SPACE)
@@ -143,7 +143,7 @@ def test_what_only_a_bucket_heeds_is_refused_elsewhere(kube: Kube, field: str, v
 
 
 @promise("S-390")
-def test_what_says_which_bytes_it_is_never_changes(kube: Kube) -> None:
+def test_fields_that_say_which_bytes_it_is_are_immutable(kube: Kube) -> None:
     kube.apply(made("Model", "digits", {"store": "models"}), namespace=SPACE)
     kube.apply(made("ModelVersion", "v", VERSION), namespace=SPACE)
     kube.apply(made("Serving", "s", SERVING), namespace=SPACE)

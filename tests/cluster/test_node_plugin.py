@@ -192,7 +192,7 @@ def said_of(kube: Kube, pod: str, volume: Volume) -> str:
 
 
 @promise("S-121")
-def test_what_a_volume_holds_is_shown_by_df_and_by_the_kubelet(kube: Kube, volume: Volume, digits: str) -> None:
+def test_df_and_the_kubelet_show_the_usage_of_a_volume(kube: Kube, volume: Volume, digits: str) -> None:
     claim = {"persistentVolumeClaim": {"claimName": digits}}
     kube.apply(volume.pod("shows", SHOWS, volume=claim), namespace=volume.namespace)
     kube.wait_phase("shows", "Running", namespace=volume.namespace, limit_s=READY_S)
@@ -320,7 +320,7 @@ def rolled(kube: Kube) -> None:
 
 
 @promise("S-89")
-def test_what_ends_and_comes_back_under_the_load_of_survival(
+def test_killed_processes_come_back_under_the_load_of_survival(
     site: Site, kube: Kube, volume: Volume, runs: Runs
 ) -> None:
     loop = SurvivalLoop(kube, volume)

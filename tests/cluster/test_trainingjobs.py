@@ -376,7 +376,7 @@ def test_a_job_deleted_in_each_phase_leaves_nothing_and_a_lost_node_is_survived(
 
 
 @promise("S-345", "S-353")
-def test_what_the_cluster_does_not_take_is_told(bench: Team) -> None:
+def test_a_refused_trainingjob_is_reported(bench: Team) -> None:
     bench.submit("noimage", image=None)
     bench.submit("root", template={"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})
     bench.submit("odd", template={"volumes": [{"name": "v", "nonsense": {}, "emptyDir": {"sizeLimit": "much"}}]})
@@ -548,7 +548,7 @@ def test_a_hundred_trainingjobs_of_four_replicas(bench: Team, api_server: Cluste
 
 
 @promise("S-354")
-def test_only_who_may_make_jobs_here_makes_them(api_kube: Kube) -> None:
+def test_only_users_with_the_right_create_trainingjobs(api_kube: Kube) -> None:
     """The controller's account reads no Secret, runs nothing in a pod, and grants nothing."""
     who = f"--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}"
     for verb, what in (("get", "secrets"), ("create", "pods/exec"), ("create", "pods"), ("create", "rolebindings")):

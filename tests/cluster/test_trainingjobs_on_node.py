@@ -473,7 +473,7 @@ def test_a_chief_that_fails_frees_everything_and_keeps_what_was_said(person: Per
 
 
 @promise("S-345", "S-362")
-def test_what_can_not_start_is_told_in_the_kubelets_words(person: Person, site: Site) -> None:
+def test_a_pod_that_cannot_start_is_reported_in_the_kubelets_words(person: Person, site: Site) -> None:
     """Where no node is large enough, it is told in our own words."""
     alone: dict[str, Any] = {"roles": {}}
     (node,) = person.kube.items("nodes", namespace="")

@@ -107,7 +107,7 @@ def test_a_wrong_secret_names_the_key(location: S3Location, server: Server) -> N
         ({"endpoint": NOWHERE}, Unreachable, [NOWHERE, "does not resolve"]),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_a_wrong_setting_is_named(
     location: S3Location, changes: dict[str, Any], kind: type[StoreError], words: list[str]
 ) -> None:
     refused(replace(location, **changes), kind, *words)

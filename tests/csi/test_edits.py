@@ -96,7 +96,7 @@ def test_every_edit_under_a_pod_that_reads_and_writes(driver: Driver, pod: Pods,
 
 
 @promise("S-230", "S-217")
-def test_what_an_edit_changes_is_seen_at_once(
+def test_an_edit_is_seen_at_once(
     driver: Driver, pod: Pods, versitygw_put: Callable[[str, bytes], None], stored: Callable[[str], bytes]
 ) -> None:
     first = pod()

@@ -85,9 +85,7 @@ def taken_and_not_answered(mountpoint: Path) -> Iterator[Silent]:
 
 
 @promise("S-234")
-def test_it_is_left_behind_counted_and_nothing_else_is_run_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_command_is_left_counted_and_blocks_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands, place = Commands(), str(tmp_path / "m")
     with taken_and_not_answered(Path(place)) as silent:
 

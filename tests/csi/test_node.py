@@ -154,7 +154,7 @@ def test_a_pod_with_an_fsgroup_writes_what_root_and_others_made(pod: Pods, store
     assert (other.target / "new").stat().st_gid == 4000
 
 
-def test_mount_options_choose_the_owner_of_what_has_none(
+def test_mount_options_choose_the_owner_of_files_without_one(
     pod: Pods, versitygw_put: Callable[[str, bytes], None]
 ) -> None:
     versitygw_put("plain.txt", b"x")
@@ -205,7 +205,7 @@ def test_no_pod_reaches_a_directory_of_the_node(pod: Pods, attributes: dict[str,
     assert said in str(refused.value.details())
 
 
-def test_wrong_keys_are_said_with_the_servers_words_and_nothing_is_left(driver: Driver, pod: Pods) -> None:
+def test_wrong_keys_are_reported_in_the_servers_words_and_leave_nothing(driver: Driver, pod: Pods) -> None:
     wrong = pod(secrets={"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "canary-4711"})
     with pytest.raises(grpc.RpcError) as refused:
         wrong.stage()

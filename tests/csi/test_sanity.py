@@ -62,7 +62,7 @@ def test_csi_sanity_passes(driver: Driver, versitygw: Server, bucket: str, direc
 
 
 @promise("S-137")
-def test_how_much_room_is_left_is_not_made_up(driver: Driver) -> None:
+def test_no_free_capacity_is_invented(driver: Driver) -> None:
     found = driver.controller("ControllerGetCapabilities", csi.ControllerGetCapabilitiesRequest()).capabilities
     assert csi.ControllerServiceCapability.RPC.GET_CAPACITY not in [each.rpc.type for each in found]
     with pytest.raises(grpc.RpcError) as refused:

@@ -129,7 +129,7 @@ def test_first_the_plugin_is_replaced_then_the_mount_daemon(
 
 @promise("S-139")
 @pytest.mark.parametrize("replaced", ["mount_daemon", "server"])
-def test_what_changes_while_a_server_is_replaced_reaches_the_next_one(driver: Driver, pod: Pods, replaced: str) -> None:
+def test_settings_changed_during_a_replacement_reach_the_next_server(driver: Driver, pod: Pods, replaced: str) -> None:
     """That one was started with what is old, and nobody would tell it later."""
     first = pod()
     (first.start() / "x").write_text("x")

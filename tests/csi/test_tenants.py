@@ -61,7 +61,7 @@ def test_a_node_asks_no_private_server_unless_the_administrator_allows_it(
 
 
 @promise("S-203")
-def test_nobody_who_writes_a_pod_is_the_administrator(strict: Driver, versitygw: Server) -> None:
+def test_the_author_of_a_pod_cannot_set_the_administrators_fields(strict: Driver, versitygw: Server) -> None:
     with hostile(servers.page) as server:
         context = {"bucket": "data", "endpoint": server.endpoint, "datastore.dev/class": "fast", **INLINE}
         pod = Pod(strict, "csi-1", context, secrets_of(versitygw))
@@ -107,7 +107,7 @@ LISTER = {"AWS_ACCESS_KEY_ID": "lister", "AWS_SECRET_ACCESS_KEY": "lister-secret
 
 
 @promise("S-205")
-def test_what_one_tenant_has_cached_another_one_does_not_read(driver: Driver, shared: tuple[Accounts, str]) -> None:
+def test_one_tenant_does_not_read_what_another_one_has_cached(driver: Driver, shared: tuple[Accounts, str]) -> None:
     """He may list the bucket, and so knows each version, but not read it."""
     accounts, bucket = shared
     context = context_of(accounts.server, bucket, readOnly=True)
@@ -203,9 +203,7 @@ def test_a_mount_server_has_few_rights(driver: Driver, versitygw: Server, bucket
 
 
 @promise("S-215")
-def test_a_mount_server_that_is_taken_over_reaches_nothing_of_others(
-    driver: Driver, versitygw: Server, bucket: str
-) -> None:
+def test_a_hacked_mount_server_reaches_nothing_of_other_tenants(driver: Driver, versitygw: Server, bucket: str) -> None:
     """Two volumes of two tenants on a node; the one's server tries all it can think of."""
     pods = [Pod(driver, f"team-{n}/data/1", context_of(versitygw, bucket), secrets_of(versitygw), name=n) for n in "ab"]
     for pod in pods:
@@ -231,14 +229,14 @@ print(len(missing), capabilities)
 
 
 @promise("S-215")
-def test_a_system_that_lacks_landlock_and_seccomp_is_told_of() -> None:
+def test_missing_landlock_or_seccomp_is_reported() -> None:
     """An older kernel, and an image without the library; what is left holds."""
     told = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.split() == ["2", "CapEff:", f"{CAPABILITIES['s3']:016x}"]
 
 
 @promise("S-215", "S-217")
-def test_what_a_server_writes_about_itself_leads_nobody_to_another_one(
+def test_files_written_by_a_mount_server_cannot_redirect_the_daemon(
     driver: Driver, versitygw: Server, bucket: str
 ) -> None:
     """Its own state directory says that the neighbour's server is its own, and then its volume ends."""
@@ -268,7 +266,7 @@ def metadata_service() -> Iterator[Hostile]:
 
 
 @promise("S-200")
-def test_what_is_read_on_a_node_comes_from_the_server_that_was_named(
+def test_a_node_reads_only_from_the_server_that_was_named(
     driver: Driver, versitygw: Server, metadata_service: Hostile
 ) -> None:
     """On the real path of a pod's read."""

@@ -35,7 +35,7 @@ def serves(driver: Driver) -> bool:
 
 
 @promise("S-136")
-def test_an_older_mount_daemon_takes_what_it_knows_and_what_it_does_not_names_the_remedy(
+def test_an_older_mount_daemon_serves_known_requests_and_the_error_for_others_names_the_remedy(
     driver: Driver, pod: Callable[..., Pod]
 ) -> None:
     old = pod("old")

@@ -152,7 +152,7 @@ def test_a_mount_takes_the_place_of_another_one(place: Place, tmp_path: Path, cr
     assert len(mounted_below(tmp_path)) == 1
 
 
-def test_what_is_not_uploaded_is_sent_on_demand(place: Place) -> None:
+def test_unsent_retry_uploads_what_failed(place: Place) -> None:
     """By `unsent --retry`: 6 while the bucket is gone; when it is back, all is uploaded as the command ends."""
     place.run("mount", place.manifest, "data", place.directory)
     file = (place.directory / "a.txt").open("w")

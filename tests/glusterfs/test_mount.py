@@ -78,7 +78,7 @@ def test_a_directory_of_a_volume_is_mounted_and_read_only_holds(
         ({"servers": ["10.97.0.9"]}, "none of the servers 10.97.0.9 answers"),
     ],
 )
-def test_what_can_not_be_mounted_is_said_and_leaves_nothing(
+def test_a_failed_mount_is_reported_and_leaves_nothing(
     gluster: GlusterServer, clean_environment: Path, glusterfs: dict[str, object], said: str
 ) -> None:
     """By the command, and beforehand by doctor where the servers know."""

@@ -271,7 +271,7 @@ def test_a_quota_is_met_and_grows_while_it_is_mounted(node: Node, nfs_host: NFSS
 
 
 @promise("S-233")
-def test_why_an_export_can_not_be_mounted_is_said(node: Node, export: Export, volume: Volumes) -> None:
+def test_the_error_says_why_an_export_cannot_be_mounted(node: Node, export: Export, volume: Volumes) -> None:
     of_others = volume(export(clients="10.1.2.3"))
     for each in (of_others, volume("/srv/never-made")):
         with pytest.raises(grpc.RpcError, match="has no such export for this machine: the path is wrong, or its"):
@@ -297,7 +297,7 @@ def test_an_older_version_is_used_where_it_is_asked_for(node: Node, volume: Volu
 
 
 @promise("S-235")
-def test_a_next_plugin_goes_on_with_the_mounts(node: Node, volume: Volumes) -> None:
+def test_a_new_plugin_continues_the_kernel_mounts(node: Node, volume: Volumes) -> None:
     first = volume()
     place = first.start()
     node.guest.shell(f"echo x >{place}/x")
@@ -328,7 +328,7 @@ def test_an_export_that_was_made_anew_is_mounted_anew(node: Node, nfs_host: NFSS
 
 
 @promise("S-234")
-def test_a_server_that_dies_holds_nobody_up(node: Node, nfs_host: NFSServer, volume: Volumes) -> None:
+def test_a_dead_server_delays_no_other_volume(node: Node, nfs_host: NFSServer, volume: Volumes) -> None:
     used, leaving = volume(), volume()
     place = used.start()
     leaving.start()

@@ -135,7 +135,7 @@ def test_a_directory_that_was_restored_without_its_quota_is_told(cls: Class) -> 
         ({"group": "2000"}, "1000:1000", "1000:2000"),
     ],
 )
-def test_who_writes_and_as_whom(
+def test_access_determines_who_writes_and_as_whom(
     cls: Class, nfs_client: Guest, parameters: dict[str, str], user: str, owner: str
 ) -> None:
     """A container that is not root and has an fsGroup can write, as the class says."""
@@ -229,7 +229,7 @@ def test_fsids_are_unique_and_stay(cls: Class) -> None:
 
 @promise("S-287")
 @pytest.mark.parametrize("policy", list(Policy))
-def test_what_becomes_of_the_data(cls: Class, policy: Policy) -> None:
+def test_each_reclaim_policy_does_what_it_says_with_the_data(cls: Class, policy: Policy) -> None:
     """In any case nothing is exported any more, and nothing of others is touched."""
     path = location(cls.export("goes").ensure()).path
     cls.export("stays").ensure()
@@ -291,7 +291,7 @@ def _slow_rm() -> str:
 
 
 @promise("S-286")
-def test_what_was_made_and_is_missing_is_not_made_anew(cls: Class) -> None:
+def test_a_missing_directory_is_not_made_anew(cls: Class) -> None:
     """Its disk may not be mounted, and programs would write beside the data."""
     cls.export().ensure()
     cls.host.shell(f"mv {cls.root} {cls.root}.away; mkdir -m 0755 {cls.root}")
@@ -322,7 +322,7 @@ def test_a_deletion_waits_for_the_disk_of_the_data(cls: Class, policy: Policy) -
 
 
 @promise("S-284", "S-287")
-def test_what_lost_its_mark_stays_and_is_not_exported_any_more(cls: Class) -> None:
+def test_a_directory_without_its_marker_stays_and_is_not_exported(cls: Class) -> None:
     """Nor does a file of exports stay that a provisioning had not finished when it was cut off."""
     path = location(cls.export().ensure()).path
     cls.host.shell(f"echo mine >{path}/file; echo rubbish >{path}/../owner.json")
@@ -507,7 +507,7 @@ def test_links_planted_in_the_root_lead_nowhere(cls: Class) -> None:
 
 
 @promise("S-287")
-def test_what_carries_no_mark_of_this_datastore_is_never_touched(cls: Class) -> None:
+def test_a_directory_without_this_datastores_marker_is_never_touched(cls: Class) -> None:
     directory = "team_digits_uid-digits"
     cls.host.shell(f"mkdir -p {cls.root}/{directory}/data; echo mine >{cls.root}/{directory}/data/file")
     with pytest.raises(AlreadyExists, match="has no mark of ours"):
@@ -537,7 +537,7 @@ def test_a_root_that_others_may_write_to_is_refused(cls: Class) -> None:
 
 
 @promise("S-282")
-def test_without_quotas_it_is_said_what_to_do(cls: Class) -> None:
+def test_a_host_without_quotas_is_refused_with_the_remedy(cls: Class) -> None:
     """Nothing is exported without the quota that was asked for."""
     cls.parameters = {"root": "/var/tmp"}
     cls.host.shell("chmod 0755 /var/tmp")
@@ -547,7 +547,7 @@ def test_without_quotas_it_is_said_what_to_do(cls: Class) -> None:
 
 
 @promise("S-288")
-def test_a_foreign_mistake_in_the_hosts_exports_hinders_nobody(cls: Class) -> None:
+def test_a_mistake_in_another_exports_file_blocks_no_export(cls: Class) -> None:
     cls.host.shell("echo '/srv *(frobnicate)' >/etc/exports.d/broken.exports")
     try:
         assert cls.export().ensure().owner is Owner.THIS
@@ -559,7 +559,7 @@ def test_a_foreign_mistake_in_the_hosts_exports_hinders_nobody(cls: Class) -> No
 
 
 @promise("S-283", "S-287")
-def test_who_is_let_in_by_another_file_of_exports_is_named(cls: Class) -> None:
+def test_clients_that_another_exports_file_admits_are_named(cls: Class) -> None:
     """The controller changes no file of somebody else."""
     path = location(cls.export().ensure()).path
     cls.host.shell(f"echo '{path} *(ro)' >/etc/exports.d/other.exports; exportfs -ra")
@@ -594,7 +594,7 @@ def test_a_key_that_the_host_does_not_take(cls: Class) -> None:
 
 
 @promise("S-288")
-def test_a_host_that_is_away_or_silent_costs_its_time_and_no_more(cls: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_or_silent_host_costs_only_its_timeout(cls: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for the same host waits together."""
     monkeypatch.setattr(ssh, "CONNECT_S", 3.0)
     with pytest.raises(Unreachable):

@@ -105,7 +105,7 @@ def test_a_suspended_container_is_resumed_as_one(laptop: Laptop, podman: None) -
 
 
 @promise("S-335")
-def test_a_bad_image_is_told(laptop: Laptop, podman: None) -> None:
+def test_a_bad_image_is_reported(laptop: Laptop, podman: None) -> None:
     file = job(laptop, "imageless", "true")
     file.write_text(file.read_text().replace(IMAGE, "localhost/no-such-image:1"))
     laptop.run("job", "submit", "-f", file, "--container")

@@ -190,7 +190,7 @@ def test_mxnet_with_a_server_and_two_workers(laptop: Laptop) -> None:
 
 
 @promise("S-343")
-def test_any_program_at_all(laptop: Laptop) -> None:
+def test_any_program_runs_without_a_framework(laptop: Laptop) -> None:
     finished(laptop, laptop.example("none"), "digits")
     assert accuracy(laptop.logs("digits")) > ACCURATE
     assert "model.joblib" in laptop.stored()

@@ -167,7 +167,7 @@ def test_the_same_file_gives_every_task_its_place(laptop: Laptop) -> None:
         ),
     ],
 )
-def test_what_can_not_run_is_refused_and_leaves_nothing(laptop: Laptop, spec: str, line: str) -> None:
+def test_a_job_that_cannot_run_is_refused_and_leaves_nothing(laptop: Laptop, spec: str, line: str) -> None:
     (laptop.directory / "plain.txt").write_text("no program")
     said = laptop.refused(laptop.manifest("wrong", spec))
     assert line in said
@@ -204,7 +204,7 @@ def test_a_result_is_saved_as_a_version_of_a_model(laptop: Laptop) -> None:
 
 
 @promise("S-332")
-def test_wrong_keys_are_told_and_nothing_stays(laptop: Laptop) -> None:
+def test_wrong_keys_are_reported_and_leave_nothing(laptop: Laptop) -> None:
     file = laptop.manifest("keys", "  framework: none\n  command: [sh]\n" + MOUNTS)
     file.write_text(file.read_text().replace(laptop.server.secret_key, "mistaken"))
     said = laptop.refused(file)
@@ -213,7 +213,7 @@ def test_wrong_keys_are_told_and_nothing_stays(laptop: Laptop) -> None:
 
 
 @promise("S-332")
-def test_a_name_that_is_taken_is_told_and_the_job_goes_on(laptop: Laptop) -> None:
+def test_a_taken_name_is_reported_and_the_running_job_continues(laptop: Laptop) -> None:
     file = laptop.manifest("twice", "  framework: none\n" + shell("sleep 3600"))
     laptop.submit(file)
     laptop.until("twice", "Running")
@@ -512,7 +512,7 @@ def test_a_job_outlives_the_terminal(laptop: Laptop) -> None:
 
 
 @promise("S-332")
-def test_ctrl_c_ends_the_looking_and_not_the_job(laptop: Laptop) -> None:
+def test_ctrl_c_ends_the_following_and_not_the_job(laptop: Laptop) -> None:
     file = laptop.manifest("looked-at", "  framework: none\n" + shell("echo here; until [ -e go ]; do sleep 0.1; done"))
     following = laptop.start("job", "submit", "-f", file, "--local", "--follow")
     assert following.stdout is not None
@@ -600,7 +600,7 @@ else:
 
 @promise("S-334")
 @pytest.mark.plain_user
-def test_what_each_replica_used_is_measured(laptop: Laptop) -> None:
+def test_the_usage_of_each_replica_is_measured(laptop: Laptop) -> None:
     """10 MiB go from worker to master, the worker has 100 MiB and computes."""
     spec = "  framework: pytorch\n  roles: {worker: {}}\n"
     laptop.submit(laptop.manifest("talking", spec + program(laptop, TALKING)))

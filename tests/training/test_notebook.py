@@ -80,7 +80,7 @@ def test_a_program_submits_a_file_and_waits(
 
 
 @promise("S-339")
-def test_what_is_wrong_is_an_error_with_a_line(laptop: Laptop, tmp_path: Path) -> None:
+def test_mistakes_raise_an_error_of_one_line(laptop: Laptop, tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest, match=r"spec.framework must be"):
         datastore.training.submit({**JOB, "spec": {"framework": "keras", "command": ["a"]}})
 

@@ -22,9 +22,7 @@ SPEC = MountSpec(name="n", mountpoint="/m", source=NFSLocation(server="h", path=
 
 
 @promise("S-313")
-def test_roots_exports_are_mounted_by_a_kernel_that_has_a_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_mounts_exports_by_the_kernel_if_it_has_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless something is asked for that only our own engine has."""
     (tmp_path / "filesystems").write_text("nodev\tnfs\nnodev\tnfs4\n")
     monkeypatch.setattr(nfsclient, "FILESYSTEMS", tmp_path / "filesystems")
@@ -41,7 +39,7 @@ def test_roots_exports_are_mounted_by_a_kernel_that_has_a_client(
 
 
 @promise("S-313")
-def test_who_mounts_has_ended_before_it_is_looked_what_there_is_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mounting_child_has_ended_before_the_mount_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it may still mount."""
     started: list[subprocess.Popen[str]] = []
 

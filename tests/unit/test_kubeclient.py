@@ -106,7 +106,7 @@ def test_a_refusal_has_the_servers_words(
     assert len(api.asked) == 1, "nothing is tried again here"
 
 
-def test_a_server_that_is_not_there_is_told_at_once(
+def test_an_unreachable_server_is_reported_at_once(
     client: KubeClient, api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.url = "http://127.0.0.1:9"
@@ -115,7 +115,7 @@ def test_a_server_that_is_not_there_is_told_at_once(
         nowhere.get(NODES, "n")
 
 
-def test_what_a_pod_serves_is_text(api: PlayedApi, client: KubeClient) -> None:
+def test_a_pods_http_answer_is_returned_as_text(api: PlayedApi, client: KubeClient) -> None:
     api.objects["/api/v1/namespaces/s/pods/p:9808/proxy/metrics"] = {"text": "up 1\n"}
     assert client.text("/api/v1/namespaces/s/pods/p:9808/proxy/metrics") == "up 1\n"
 

@@ -37,7 +37,7 @@ def test_each_client_is_served_and_the_socket_goes_with_us(tmp_path: Path) -> No
     assert not listener.path.exists()
 
 
-def test_who_is_one_too_many_is_turned_away(tmp_path: Path) -> None:
+def test_a_client_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     go_on, here = threading.Event(), threading.Semaphore(0)
 
     def wait(client: socket.socket) -> None:

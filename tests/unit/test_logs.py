@@ -37,7 +37,7 @@ def test_a_line_is_time_level_logger_message_and_fields() -> None:
         "password=deadbeef",
     ],
 )
-def test_what_looks_like_a_secret_is_not_shown(text: str) -> None:
+def test_texts_that_look_like_a_secret_are_not_logged(text: str) -> None:
     assert "deadbeef" not in redact(text)
 
 

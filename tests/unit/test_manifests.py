@@ -239,7 +239,7 @@ def test_the_memory_of_a_mount_is_counted_in_the_request_of_the_pod_that_it_runs
     assert "limits" not in daemon["resources"], "it would end other mounts than the one that grows"
 
 
-def test_only_who_mounts_is_privileged() -> None:
+def test_only_pods_that_mount_are_privileged() -> None:
     privileged = {
         document["metadata"]["name"]
         for document in BASE
@@ -251,7 +251,7 @@ def test_only_who_mounts_is_privileged() -> None:
 
 
 @promise("S-211")
-def test_what_runs_the_mount_servers_has_no_token() -> None:
+def test_the_pod_of_the_mount_servers_has_no_token() -> None:
     (daemon,) = (each for each in BASE if each["metadata"]["name"] == "datastore-mount-daemon" and "spec" in each)
     assert daemon["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
@@ -291,7 +291,7 @@ def test_no_rule_has_a_wildcard() -> None:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
 
 
-def test_the_driver_is_the_one_of_the_volumes() -> None:
+def test_the_csidriver_has_the_name_that_volumes_use() -> None:
     spec = of("CSIDriver", DRIVER)["spec"]
     assert (spec["attachRequired"], spec["podInfoOnMount"], spec["requiresRepublish"]) == (False, True, True)
     assert (spec["fsGroupPolicy"], spec["volumeLifecycleModes"]) == ("File", ["Persistent", "Ephemeral"])
@@ -301,7 +301,7 @@ def test_the_driver_is_the_one_of_the_volumes() -> None:
     "place",
     [".", "base", "overlays/dev", "overlays/prod", "overlays/namespaced", "monitoring", "replicated", "claim-probe"],
 )
-def test_what_a_kustomization_names_is_there(place: str) -> None:
+def test_every_file_that_a_kustomization_names_exists(place: str) -> None:
     folder = MANIFESTS / place
     document = yaml.safe_load((folder / "kustomization.yaml").read_text())
     for name in document["resources"]:

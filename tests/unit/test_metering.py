@@ -64,7 +64,7 @@ def test_no_mean_is_larger_than_its_peak() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"last": [1]}, {"last": 3}, [], {"last": [0] * 7, "cpu": 1}, {"last": [0] * 7, "cpu": [1]}]
 )
-def test_what_somebody_edited_is_no_figures(wrong: object) -> None:
+def test_edited_figures_are_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="figures"):
         load(wrong)  # type: ignore[arg-type]
 

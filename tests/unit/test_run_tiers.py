@@ -39,12 +39,12 @@ def test_neighbours_with_lanes_run_side_by_side_and_the_others_alone(monkeypatch
 
 
 @pytest.mark.parametrize("measured", ["soak", "bench-short", "e2e-cluster-crowd"])
-def test_what_is_measured_has_the_machine_for_itself(measured: str) -> None:
+def test_measuring_tiers_run_alone(measured: str) -> None:
     (tier,) = (tier for tier in TIERS if tier.name == measured)
     assert not tier.lane
 
 
-def test_no_test_of_a_mount_is_left_out() -> None:
+def test_every_test_of_a_mount_is_in_a_tier() -> None:
     """The two tiers of root's share them by a mark."""
     steps = [step.argv for tier in TIERS if not tier.plain for step in tier.steps if "tests/mount" in step.argv]
     assert sorted(argv[argv.index("tests/mount") :] for argv in steps) == [

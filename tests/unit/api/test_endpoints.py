@@ -31,7 +31,7 @@ def test_a_list_names_scheme_host_and_port(endpoint: str, pattern: str, expected
     assert EndpointPolicy(endpoints=(pattern,)).allows(endpoint) is expected
 
 
-def test_without_a_list_any_may_be_named() -> None:
+def test_without_a_list_every_endpoint_is_allowed() -> None:
     assert ANY.allows("")
     assert ANY.allows("http://10.0.0.1:9000")
 
@@ -71,12 +71,12 @@ IN_DISGUISE = [
 
 @promise("S-203")
 @pytest.mark.parametrize("address", INSIDE + METADATA + IN_DISGUISE)
-def test_what_stays_inside_is_denied(address: str) -> None:
+def test_addresses_inside_the_cluster_are_denied(address: str) -> None:
     assert ANY.refusal("https://s3.example.org", address)
 
 
 @pytest.mark.parametrize("address", ["52.95.150.5", "2600:1f60::1", "64:ff9b::5.6.7.8", "2002:506:708::1", "8.8.8.8"])
-def test_what_is_outside_is_not(address: str) -> None:
+def test_addresses_outside_the_cluster_are_allowed(address: str) -> None:
     assert ANY.refusal("", address) == ""
 
 
@@ -103,7 +103,7 @@ def test_no_name_leads_to_a_metadata_service(address: str) -> None:
 
 
 @promise("S-203")
-def test_the_smaller_range_counts() -> None:
+def test_the_smaller_of_two_ranges_decides() -> None:
     policy = EndpointPolicy(
         endpoints=("http://minio.store",),
         allow_ranges=("10.0.0.0/8", "10.96.7.0/24", "192.168.0.0/16"),
@@ -118,7 +118,7 @@ def test_the_smaller_range_counts() -> None:
 
 
 @promise("S-203")
-def test_the_environment_says_what_counts_and_where_the_api_server_is() -> None:
+def test_the_policy_and_the_api_servers_address_come_from_the_environment() -> None:
     """The API server is denied also where its range is allowed."""
     policy = policy_from(
         {
@@ -144,6 +144,6 @@ def test_the_environment_says_what_counts_and_where_the_api_server_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/33", "10.0.0.1/8", "minio.store"])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_an_invalid_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"10\.0\.0\.0/8"):
         policy_from({"DENY_RANGES": text})

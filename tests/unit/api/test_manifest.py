@@ -229,7 +229,7 @@ def test_a_read_only_datastore_has_other_defaults() -> None:
     assert (datastore.attributes, datastore.metadata_ttl_s) == ("listing", 60.0)
 
 
-def test_what_is_given_goes_before_the_defaults() -> None:
+def test_given_values_override_the_defaults() -> None:
     datastore = only(spec("{readOnly: true, attributes: full, metadataTTL: 250ms, s3: {bucket: digits}}"))
     assert (datastore.attributes, datastore.metadata_ttl_s) == ("full", 0.25)
 
@@ -291,18 +291,18 @@ def test_every_backend_has_a_location(backend: str, location: str) -> None:
         "path: '/$(id)'",
     ],
 )
-def test_what_could_be_an_option_of_the_glusterfs_client_is_refused(part: str) -> None:
+def test_values_that_could_be_options_of_the_glusterfs_client_are_refused(part: str) -> None:
     given = {"servers": "servers: [a]", "volume": "volume: v", "path": "path: /", part.partition(":")[0]: part}
     with pytest.raises(InvalidManifest, match=part.partition(":")[0]):
         only(spec(f"{{glusterfs: {{{', '.join(given.values())}}}}}"))
 
 
-def test_other_kinds_are_let_through_unread() -> None:
+def test_objects_of_other_kinds_are_ignored() -> None:
     text = f"apiVersion: batch/v1\nkind: Job\nspec: {{a: 1}}\n---\n---\n{GOOD}---\napiVersion: x/v1\nkind: Datastore\n"
     assert only(text).name == "digits"
 
 
-def test_what_kubectl_get_prints_is_a_manifest_too() -> None:
+def test_the_output_of_kubectl_get_is_a_manifest() -> None:
     inner = "".join(f"  {line}\n" for line in GOOD.splitlines()).replace("  apiVersion", "- apiVersion", 1)
     text = f"apiVersion: v1\nkind: List\nitems:\n{inner}  status: {{phase: Ready}}\n"
     text = text.replace("{name: digits}", "{name: digits, uid: x, creationTimestamp: 2026-01-01T00:00:00Z}")
@@ -313,7 +313,7 @@ def test_a_date_stays_text() -> None:
     assert only(GOOD.replace("digits}\nspec", "2026-01-02}\nspec")).name == "2026-01-02"
 
 
-def test_a_name_is_needed_only_among_several() -> None:
+def test_a_name_is_needed_only_if_the_file_has_several_datastores() -> None:
     manifest = parse(f"{GOOD}---\n{GOOD.replace('digits', 'output')}", "f.yaml")
     assert manifest.pick("output").name == "output"
     for name, text in [
@@ -390,7 +390,7 @@ def test_any_spec_is_taken_or_refused_in_one_line(tree: object) -> None:
 
 
 @promise("S-47", "S-48")
-def test_writing_choices() -> None:
+def test_each_way_to_choose_write_back_and_conflict_is_parsed() -> None:
     """Off unless they are asked for."""
     plain = only(spec("{s3: {bucket: digits}}")).spec
     assert (plain.conflict, plain.write_back) == ("lastWriterWins", None)

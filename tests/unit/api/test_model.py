@@ -96,7 +96,7 @@ ONE_OF = "must have exactly one of from (save that directory) and version (one t
         ("Serving", "{model: digits, alias: prod, path: models}", "spec.path must be an absolute path"),
     ],
 )
-def test_each_wrong_field_is_told_in_one_line(kind: str, spec: str, line: str) -> None:
+def test_each_wrong_field_is_reported_in_one_line(kind: str, spec: str, line: str) -> None:
     assert line in complaint(kind, spec)
 
 

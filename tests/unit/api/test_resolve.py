@@ -179,7 +179,7 @@ def test_an_ssh_secret_is_understood_and_hidden() -> None:
         ("{storageClassName: a}", "spec.storageClassName is storage of a cluster: only pods can mount it"),
     ],
 )
-def test_what_only_a_cluster_has_is_refused_on_a_laptop(spec: str, text: str) -> None:
+def test_backends_that_only_a_cluster_has_are_refused_on_a_laptop(spec: str, text: str) -> None:
     with pytest.raises(InvalidManifest) as caught:
         resolved(manifest(spec))
     assert str(caught.value) == f"f.yaml (Datastore digits): {text}"
@@ -232,6 +232,6 @@ def test_a_long_name_makes_a_short_directory() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", '{"version": 2}', '{"version": 1}', '{"version": 1, "s3": {}}', "null"]
 )
-def test_what_is_no_specification_is_refused(text: str) -> None:
+def test_a_text_that_is_no_specification_is_refused(text: str) -> None:
     with pytest.raises(InvalidManifest):
         mountspec.from_json(text)

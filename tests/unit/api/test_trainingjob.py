@@ -111,7 +111,7 @@ WRONG = [
         *(("{framework: none, command: [a], " + rest + "}", line) for rest, line in WRONG),
     ],
 )
-def test_each_wrong_field_is_told_in_one_line(spec: str, line: str) -> None:
+def test_each_wrong_field_is_reported_in_one_line(spec: str, line: str) -> None:
     said = complaint(f"{HEAD}spec: {spec}\n")
     assert said.startswith(WHERE)
     assert line in said

@@ -48,7 +48,7 @@ def test_a_quantity_is_read_as_kubernetes_reads_it(text: str | int, size: int) -
 @pytest.mark.parametrize(
     "text", ["", "10GB", "10 Gi", "Gi", "1,5G", "0x10", "1e", "1e999", "ten", "1Gi\n", "9" * 65, True, "16Ei", 1 << 63]
 )
-def test_what_is_no_quantity_is_refused(text: str | int) -> None:
+def test_a_text_that_is_no_quantity_is_refused(text: str | int) -> None:
     with pytest.raises(ValueError, match=r"^must be "):
         parse_quantity(text)
 
@@ -96,7 +96,7 @@ def test_a_duration_is_seconds(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "1d", "s", "-1s", "1 s", "1h30", "1s\n", -1, float("nan"), float("inf"), True, "1" * 65 + "s"]
 )
-def test_what_is_no_duration_is_refused(text: str | float) -> None:
+def test_a_text_that_is_no_duration_is_refused(text: str | float) -> None:
     with pytest.raises(ValueError, match=r"^must be "):
         parse_duration(text)
 

@@ -227,14 +227,14 @@ def test_a_secret_with_a_value_that_no_storage_has_is_refused(name: str) -> None
 
 
 @promise("S-204")
-def test_of_a_secret_a_backend_gets_what_it_may_read() -> None:
+def test_a_backend_gets_only_its_own_keys_of_a_secret() -> None:
     """Not the megabyte beside it."""
     keys = {"AWS_ACCESS_KEY_ID": Secret("a"), "AWS_SECRET_ACCESS_KEY": Secret("b"), "other": Secret("x" * 1_000_000)}
     found = for_storage(SecretManifest(name="s", namespace="n", values=keys))
     assert found.values.keys() == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 
 
-def test_a_handle_names_one_datastore_for_ever() -> None:
+def test_a_volume_handle_names_one_datastore_for_ever() -> None:
     handle = VolumeHandle(namespace="team", name="digits", uid="0b6d")
     assert str(handle) == "team/digits/0b6d"
     assert VolumeHandle.parse(str(handle)) == handle

@@ -74,14 +74,14 @@ def test_a_server_that_has_the_volume_is_named_and_was_asked_for_it() -> None:
 
 
 @promise("S-306")
-def test_a_volume_that_is_not_there_is_told_by_the_first_that_knows() -> None:
+def test_a_missing_volume_is_reported_by_the_first_server_that_answers() -> None:
     with server(lambda call: reply(call, -1, 2, 0)) as port, pytest.raises(NotFound, match="no volume digits"):
         find(port)
 
 
 @promise("S-306")
 @pytest.mark.parametrize("ports", [(0,), (0, 0), (0, 49152), (0, None)])
-def test_a_volume_of_which_no_brick_runs_is_told_as_that(ports: tuple[int | None, ...]) -> None:
+def test_a_volume_without_a_running_brick_is_reported_as_such(ports: tuple[int | None, ...]) -> None:
     """But not while one may run, because its host does not answer (None)."""
     parts = [
         f"volume v-{number}\n    option remote-subvolume /b{number}\n    option remote-host 127.0.0.1\nend-volume\n"
@@ -117,7 +117,7 @@ def test_a_volume_of_which_no_brick_runs_is_told_as_that(ports: tuple[int | None
         lambda _: struct.pack(">I", 0) * 100,
     ],
 )
-def test_what_is_no_answer_is_told_of_that_server(answer: Callable[[bytes], bytes]) -> None:
+def test_an_invalid_answer_is_reported_with_its_server(answer: Callable[[bytes], bytes]) -> None:
     """Whatever it sends."""
     with server(answer) as port, pytest.raises(Unreachable, match=r"127\.0\.0\.1: "):
         find(port)

@@ -48,13 +48,13 @@ def world() -> World:
     return World()
 
 
-def test_a_place_where_nothing_was_becomes_ours_once(world: World) -> None:
+def test_an_empty_prefix_is_claimed_once(world: World) -> None:
     assert world.backend("one").ensure().owner is Owner.THIS
     assert world.backend("one").ensure().owner is Owner.THIS
     assert world.backend("two").ensure().owner is Owner.OTHER
 
 
-def test_a_place_with_data_or_without_create_is_nobodys(world: World) -> None:
+def test_a_prefix_with_data_or_without_create_is_not_claimed(world: World) -> None:
     assert world.backend(location=S3Location(bucket="b", prefix="a/")).ensure().owner is Owner.NOBODY
     assert world.keys() == []
     world.put("a/x")
@@ -70,7 +70,7 @@ def test_a_read_only_datastore_writes_nothing(world: World) -> None:
     assert world.keys() == []
 
 
-def test_the_probe_tries_and_leaves_nothing(world: World) -> None:
+def test_the_probe_leaves_no_objects_behind(world: World) -> None:
     found = world.backend().probe().model_dump(by_alias=True)
     assert found == {
         "symlinks": True,
@@ -111,7 +111,7 @@ def test_a_marker_of_another_kind_protects(world: World) -> None:
     assert len(world.keys()) == 2
 
 
-def test_what_was_cut_off_goes_on(world: World) -> None:
+def test_an_interrupted_release_is_continued(world: World) -> None:
     backend = world.backend()
     backend.ensure()
     world.put("a/x", "a/y")
@@ -131,7 +131,7 @@ def test_a_whole_bucket_is_archived_into_itself(world: World) -> None:
 
 
 @promise("S-73")
-def test_what_one_request_does_not_copy_is_archived_in_parts(world: World) -> None:
+def test_an_object_too_large_for_one_copy_is_archived_in_parts(world: World) -> None:
     backend = world.backend(limits=Limits(whole=8, part=4))
     backend.ensure()
     body = bytes(range(11))

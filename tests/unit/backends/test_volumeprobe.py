@@ -29,7 +29,7 @@ def test_a_local_disk_can_do_everything_and_nothing_is_left_on_it(tmp_path: Path
 
 
 @promise("S-115")
-def test_what_a_volume_refuses_it_can_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_operation_is_a_missing_capability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(95, "Operation not supported")

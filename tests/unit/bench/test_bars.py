@@ -70,7 +70,7 @@ def test_peers_are_compared_by_what_their_close_means() -> None:
     assert only(lazy, measured) == ("missed", "geesefs")
 
 
-def test_what_was_not_durable_misses_a_bar_among_the_durable() -> None:
+def test_a_result_that_was_not_durable_misses_a_bar_among_durable_peers() -> None:
     bar = Bar("W9.mkdir", ">=", 1.0, Against.DURABLE_PEER)
     assert only(bar, results("W9.mkdir", ours=Figure(900, late=True), s3fs=100))[0] == "missed"
 
@@ -83,14 +83,14 @@ def test_a_limit_is_absolute() -> None:
     assert (verdict.ratio, verdict.reference) == (2.0, 512)
 
 
-def test_our_failure_is_missed_whatever_the_bar() -> None:
+def test_our_own_failure_misses_every_bar() -> None:
     success = Bar("W12.1", "<=", float("inf"), Against.SUCCESS)
     assert only(success, results("W12.1", ours=3.0))[0] == "met"
     assert only(success, results("W12.1", ours=Figure(error="exit code 1")))[0] == "missed"
     assert only(PEER, results("W1.read", s3fs=100))[0] == "missed"
 
 
-def test_what_was_not_measured_at_all_is_not_judged() -> None:
+def test_a_metric_that_was_not_measured_is_not_judged() -> None:
     assert {verdict.bar.metric for verdict in judge(BARS, results("W1.read", ours=1))} == {"W1.read"}
 
 

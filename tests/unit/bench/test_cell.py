@@ -64,7 +64,7 @@ def test_the_processor_time_of_a_mounts_server_stands_beside_its_rate() -> None:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("pid", [None, 2**22 + 1])
-def test_where_no_server_is_or_none_any_more_there_is_no_processor_time(pid: int | None) -> None:
+def test_without_a_running_server_there_is_no_processor_time(pid: int | None) -> None:
     measured = cell(pid)
     with contextlib.suppress(OSError), measured.opened():
         measured.rate("W5.one", measured.work("filework.any"))

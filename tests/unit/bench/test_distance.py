@@ -73,7 +73,7 @@ def test_the_end_of_the_stream_comes_after_all_that_was_sent(upstream: Server) -
         assert line.recv(100) == b""
 
 
-def test_who_can_not_be_reached_is_not_waited_for() -> None:
+def test_an_unreachable_peer_is_not_waited_for() -> None:
     gone = Server(name="gone", endpoint="http://127.0.0.1:1", access_key="key", secret_key="secret")
     with distant(gone, 2) as far, connect(far) as line, contextlib.suppress(ConnectionResetError):
         assert line.recv(100) == b""

@@ -34,7 +34,7 @@ def test_the_groups_give_every_metric_but_what_all_cells_give_together() -> None
     assert {each for group in GROUPS for each in group.metrics} == {metric.id for metric in METRICS} - {"W10.any"}
 
 
-def test_everybody_is_measured_side_by_side_and_twice(tmp_path: Path) -> None:
+def test_all_contenders_are_measured_side_by_side_and_twice(tmp_path: Path) -> None:
     planned = cells(tmp_path, ("W3",))
     once = ["ours", "native", "local", *(peer.name for peer in PEERS)]
     assert planned == [(run, "W3", name) for run in (0, 1) for name in once]
@@ -45,7 +45,7 @@ def test_a_read_only_mount_only_reads(tmp_path: Path) -> None:
     assert read_only == {"W1", "W4", "W5", "W8", "W11"}
 
 
-def test_what_does_not_show_plain_objects_is_not_asked_to_read_them(tmp_path: Path) -> None:
+def test_a_contender_that_stores_its_own_format_does_not_read_plain_objects(tmp_path: Path) -> None:
     found = {workload for _, workload, name in cells(tmp_path, WORKLOADS) if name == "juicefs"}
     assert found == {"W3", "W7", "W9"}
 
@@ -71,13 +71,13 @@ def test_peers_are_those_that_are_installed(monkeypatch: pytest.MonkeyPatch, tmp
         choose_peers("rclone-full")
 
 
-def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         arguments(["--only", "W77"])
     assert "W77" in capsys.readouterr().err
 
 
-def test_who_can_not_be_told_of_an_authority_is_not_measured_over_tls(tmp_path: Path) -> None:
+def test_a_contender_without_a_ca_option_is_not_measured_over_tls(tmp_path: Path) -> None:
     over_tls = replace(SERVER, endpoint="https://127.0.0.1:9", ca_file="/ca.crt")
     names = [peer.name for peer in PEERS]
     left = {each.name for each in open_subjects(SERVER, tmp_path, names, short=False)} - {

@@ -136,7 +136,7 @@ def test_the_first_missing_link_is_named_and_ends_the_walk(
     assert [each[0] for each in failures(cluster)] == [check]
 
 
-def test_a_failing_backend_is_told_in_the_servers_words_with_the_last_errors(cluster: PlayedCluster) -> None:
+def test_a_failing_backend_is_reported_in_the_servers_words(cluster: PlayedCluster) -> None:
     cluster.status["conditions"][0] = {
         "type": "Ready",
         "status": "False",
@@ -212,7 +212,7 @@ def test_a_dead_mount_is_named_with_its_node(cluster: PlayedCluster, pod_of: str
     assert text in found[0][1]
 
 
-def test_what_is_not_in_the_storage_yet_is_a_warning(cluster: PlayedCluster) -> None:
+def test_unsent_changes_are_a_warning(cluster: PlayedCluster) -> None:
     for what, count in {"files": 2, "bytes": 3072}.items():
         cluster.numbers["mount-daemon-1"] += f'datastore_mount_unsent_{what}{{volume="{HANDLE}"}} {count}\n'
     warned = [each.text for each in cluster_checks(cluster, "digits") if each.level is Level.WARN]
@@ -227,7 +227,7 @@ def test_a_pod_that_can_not_mount_is_the_broken_link_with_the_kubelets_words(clu
     assert failures(cluster) == [("pods", "pod train waits on n-1: FailedMount: MountVolume.SetUp failed")]
 
 
-def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault(cluster: PlayedCluster) -> None:
+def test_a_pending_claim_is_explained_and_waiting_for_the_first_pod_is_no_fault(cluster: PlayedCluster) -> None:
     cluster.status |= {"backend": "claim", "volumeName": ""}
     cluster.objects[("persistentvolumeclaims", "digits")]["status"]["phase"] = "Pending"
     cluster.status["conditions"][1]["reason"] = "WaitingForFirstPod"
@@ -238,7 +238,7 @@ def test_a_pending_claim_tells_why_and_waiting_for_the_first_pod_is_no_fault(clu
 
 
 @promise("S-145")
-def test_what_the_user_may_not_read_is_passed_over(cluster: PlayedCluster) -> None:
+def test_objects_that_the_user_may_not_read_are_skipped(cluster: PlayedCluster) -> None:
     """A user of one namespace learns what he may know."""
     cluster.forbidden = {"customresourcedefinitions", "csidrivers", "pods/proxy"}
     cluster.status["conditions"][0] = {"type": "Ready", "status": "False", "reason": "AccessDenied", "message": "no"}
@@ -278,7 +278,7 @@ def test_a_secret_without_a_key_is_named_by_the_key(cluster: PlayedCluster) -> N
     assert failures(cluster) == [("secret", "Secret keys has no AWS_SECRET_ACCESS_KEY")]
 
 
-def test_deletion_and_staleness_are_told(cluster: PlayedCluster) -> None:
+def test_a_deletion_and_a_stale_status_are_reported(cluster: PlayedCluster) -> None:
     cluster.status["observedGeneration"] = 1
     assert "not acted on the present spec" in failures(cluster)[0][1]
     cluster.objects[("datastores", "digits")]["metadata"]["deletionTimestamp"] = "x"
@@ -331,7 +331,7 @@ def test_remove_finalizer_takes_what_kubectl_prints(api: PlayedApi, capsys: pyte
     assert exit_code_of(lambda: run(["remove-finalizer", "trainingjob/t", "-n", "team"])) == 2
 
 
-def test_what_the_api_server_says_reaches_the_user(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_api_servers_message_reaches_the_user(api: PlayedApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.refused[DIGITS] = (403, "datastores is forbidden: User x cannot get it")
     assert remove_finalizer(api, {}) != 0
     assert "datastores is forbidden: User x cannot get it" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def _wide() -> dict[str, str]:
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
-def test_whatever_is_raised_is_one_line(
+def test_every_exception_is_reported_in_one_line(
     capfd: pytest.CaptureFixture[str], raised: BaseException, code: int, line: str
 ) -> None:
     def fails() -> None:
@@ -96,7 +96,9 @@ def test_whatever_is_raised_is_one_line(
     assert capfd.readouterr() == ("", line)
 
 
-def test_a_traceback_is_for_those_who_ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_shown_only_on_request(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATASTORE_DEBUG", "1")
 
     def fails() -> None:
@@ -123,7 +125,7 @@ def test_usage_has_one_pair_of_brackets_around_an_argument(cli: Cli) -> None:
         assert usage == usage.upper(), verb
 
 
-def test_a_relative_path_below_a_removed_directory_is_told_as_that(
+def test_a_relative_path_below_a_removed_directory_is_explained(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
@@ -201,7 +203,9 @@ def test_names_are_completed(cli: Cli, manifest: Path, tmp_path: Path, words: li
         (["--umask", "1777"], "--umask must be octal, as 022, not '1777'"),
     ],
 )
-def test_no_owner_that_there_is_not(cli: Cli, manifest: Path, tmp_path: Path, options: list[str], words: str) -> None:
+def test_an_unknown_user_is_refused_as_owner(
+    cli: Cli, manifest: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
     done = cli("mount", *options, manifest, "digits", tmp_path / "d")
     assert (done.code, words in done.err) == (2, True), done.err
 
@@ -234,7 +238,7 @@ def test_mount_options_become_those_of_the_command(options: list[str], arguments
 
 @promise("S-197")
 @pytest.mark.parametrize("option", ["noexec", "suid", "remount", "uid", "uid=", "name=", "ro=1", "credentials=x"])
-def test_a_mount_option_that_there_is_not_is_refused(option: str) -> None:
+def test_an_unknown_mount_option_is_refused(option: str) -> None:
     """But for mount -s."""
     with pytest.raises(ValueError, match=f"'{option}' is unknown"):
         mount_arguments("f", "/d", ["ro", option])

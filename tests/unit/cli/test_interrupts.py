@@ -158,7 +158,7 @@ def test_the_foreground_ends_when_the_server_crashes(start: Start, root: Path, m
     assert "the mount server has crashed" in err
 
 
-def test_who_waits_for_uploads_is_told_and_gives_up_by_ctrl_c(
+def test_a_wait_for_uploads_is_reported_and_ended_by_ctrl_c(
     start: Start, root: Path, manifest: Path, tmp_path: Path
 ) -> None:
     process = start("mute", "run", "-f", manifest, "--mount", f"output={tmp_path}/d", "--", "true")
@@ -175,7 +175,7 @@ def test_who_waits_for_uploads_is_told_and_gives_up_by_ctrl_c(
     assert process.returncode == 0
 
 
-def test_handlers_are_put_back() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in signals.STOPPING]
     with signals.watching() as watch:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -236,7 +236,7 @@ def test_ctrl_c_that_python_drops_in_a_destructor_is_noticed_by_the_verb() -> No
     assert came == [signal.SIGINT]
 
 
-def test_what_cleans_up_after_ctrl_c_is_not_interrupted_by_it() -> None:
+def test_the_clean_up_after_ctrl_c_is_not_interrupted() -> None:
     with signals.keyboard():
         try:
             signal.raise_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ def ended(launched: launch.Launched, told: bytes = b"") -> bytes:
     return answer
 
 
-def test_it_is_begun_for_a_mount_and_used_once(begun: list[launch.Launched]) -> None:
+def test_the_spare_process_is_started_for_a_mount_and_used_once(begun: list[launch.Launched]) -> None:
     launch.begin(["mount", "file.yaml"])
     (first,) = begun
     assert launch.take() is first
@@ -39,19 +39,19 @@ def test_it_is_begun_for_a_mount_and_used_once(begun: list[launch.Launched]) -> 
 
 
 @pytest.mark.parametrize("words", [["mount", "--help"], ["mount", "f", "-h"], ["umount", "d"], [], ["status"]])
-def test_not_for_other_commands(words: list[str], begun: list[launch.Launched]) -> None:
+def test_other_commands_start_no_spare_process(words: list[str], begun: list[launch.Launched]) -> None:
     launch.begin(words)
     assert not begun
 
 
-def test_one_that_can_not_be_started_is_told_by_the_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spare_process_that_cannot_start_is_reported_by_the_mount(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "command", lambda: ["/nonexistent"])
     launch.begin(["mount", "f"])
     with pytest.raises(FileNotFoundError):
         launch.take()
 
 
-def test_a_supervisor_that_is_told_nothing_ends_with_its_server() -> None:
+def test_a_supervisor_without_a_specification_ends_with_its_server() -> None:
     """Its server, which imports meanwhile, holds the same standard error: that ends when both have."""
     done = subprocess.run(
         [sys.executable, "-m", "datastore.fuse"], input=b"", capture_output=True, timeout=100, check=False

@@ -131,7 +131,7 @@ def test_a_damaged_version_is_refused_with_the_path_and_both_digests(here: Path,
 
 
 @promise("S-383")
-def test_what_is_damaged_is_marked_and_the_rest_is_listed(here: Path, cli: Cli) -> None:
+def test_damaged_versions_are_marked_and_all_others_are_listed(here: Path, cli: Cli) -> None:
     """The newest version of a model, and an alias; then each is mended as the line says."""
     for name in ("digits", "digits", "other"):
         assert cli("model", "save", name, "--from", "runs/7", "--force").code == 0
@@ -168,7 +168,7 @@ def test_what_is_damaged_is_marked_and_the_rest_is_listed(here: Path, cli: Cli) 
 
 
 @promise("S-380", "S-381", "S-382")
-def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
+def test_diff_tag_delete_and_gc_work_together(here: Path, cli: Cli) -> None:
     cli("model", "save", "digits", "--from", "runs/7")
     (here / "runs/7/new").write_bytes(b"12345")
     cli("model", "save", "digits", "--from", "runs/7")
@@ -222,7 +222,7 @@ def test_diff_tag_delete_and_gc(here: Path, cli: Cli) -> None:
         (["gc", "--older-than", "soon"], 2, "must be a duration"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(here: Path, cli: Cli, arguments: list[str], code: int, words: str) -> None:
+def test_mistakes_are_reported_in_one_line(here: Path, cli: Cli, arguments: list[str], code: int, words: str) -> None:
     found = cli("model", *arguments)
     assert (found.code, found.out) == (code, "")
     assert words in found.err
@@ -274,7 +274,7 @@ def test_without_a_file_it_says_how_to_name_one(here: Path, cli: Cli, monkeypatc
     assert cli("model", "list", "-f", "p.yaml").code == 0
 
 
-def test_of_several_datastores_the_one_with_the_models_is_named(here: Path, cli: Cli) -> None:
+def test_the_error_names_the_datastores_that_may_hold_the_models(here: Path, cli: Cli) -> None:
     text = (here / "p.yaml").read_text().replace("name: models", "name: registry")
     (here / "p.yaml").write_text(text)
     found = cli("model", "list")

@@ -54,7 +54,7 @@ def tag(api: Api, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @promise("S-403")
-def test_a_status_that_the_controller_writes_meanwhile_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_status_update_does_not_refuse_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def writes(model: dict[str, Any]) -> None:
         model["status"]["conditions"] = [{"type": "StoreUpdated", "status": "True"}]
 
@@ -63,7 +63,7 @@ def test_a_status_that_the_controller_writes_meanwhile_refuses_nobody(monkeypatc
 
 @promise("S-403")
 @pytest.mark.parametrize("what", ["spec", "status", "another"])
-def test_who_changes_the_model_meanwhile_is_not_undone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_change_of_the_model_is_not_undone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(model: dict[str, Any]) -> None:
         if what == "spec":
             model["metadata"]["generation"] = 2

@@ -27,7 +27,9 @@ def record(**changes: object) -> MountRecord:
         ({"supervisor_pid": 7, "location": "glusterfs://h/v"}, True, "GlusterFS's own client serves it"),
     ],
 )
-def test_it_says_why(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], alive: bool, words: str) -> None:
+def test_restart_says_why_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], alive: bool, words: str
+) -> None:
     monkeypatch.setattr(restart, "is_server", lambda _: alive)
     monkeypatch.setattr(restart, "find", lambda _: record(**changes))
     with pytest.raises(DatastoreError, match=words):

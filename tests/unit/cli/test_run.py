@@ -39,7 +39,7 @@ def test_the_exit_code_of_the_command_is_ours(cli: Cli, manifest: Path, tmp_path
         ),
     ],
 )
-def test_what_can_not_be_mounted_runs_nothing(
+def test_no_command_runs_if_a_mount_fails(
     cli: Cli, manifest: Path, monkeypatch: pytest.MonkeyPatch, mounts: list[str], words: str
 ) -> None:
     here = manifest.parent
@@ -82,7 +82,7 @@ def test_a_failed_upload_is_never_hidden(
 
 
 @promise("S-192")
-def test_a_directory_that_is_still_used_is_detached_and_said(
+def test_a_directory_that_is_still_used_is_detached_and_reported(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an exit code of its own, when the command succeeded."""
@@ -104,7 +104,7 @@ def test_a_directory_that_is_still_used_is_detached_and_said(
         ("/", 126, "/: can't be executed: Permission denied"),
     ],
 )
-def test_a_command_that_can_not_run_is_said(
+def test_a_command_that_cannot_run_is_reported(
     cli: Cli, manifest: Path, tmp_path: Path, command: str, code: int, text: str
 ) -> None:
     done = cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", "--", command)
@@ -112,7 +112,7 @@ def test_a_command_that_can_not_run_is_said(
     assert cli("list", "-o", "json").out == "[]\n"
 
 
-def test_a_mount_that_fails_takes_the_others_with_it(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
+def test_a_failed_mount_unmounts_the_others(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("")
     mounts = ["--mount", f"digits={tmp_path}/d", "--mount", f"output={tmp_path}/full"]

@@ -62,7 +62,7 @@ def test_a_damaged_version_is_not_served(here: Path, cli: Cli) -> None:
     assert not (here / "served").exists()
 
 
-def test_a_port_that_is_in_use_is_said_before_anything_is_mounted(here: Path, cli: Cli) -> None:
+def test_a_port_in_use_is_reported_before_anything_is_mounted(here: Path, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         done = cli("serve", "digits", "--port", str(port), "--", "/bin/touch", str(here / "served"))
@@ -71,7 +71,7 @@ def test_a_port_that_is_in_use_is_said_before_anything_is_mounted(here: Path, cl
     assert not (here / "served").exists()
 
 
-def test_a_server_that_can_not_start_is_not_said_to_serve(
+def test_a_server_that_cannot_start_is_not_reported_as_serving(
     here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mount(_manifest: object, datastore: Datastore, place: str, *_: object) -> MountRecord:

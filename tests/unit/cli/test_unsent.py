@@ -84,7 +84,7 @@ def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path)
 
 
 @promise("S-47")
-def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:
+def test_unsent_lists_the_waiting_files_and_the_reasons(cli: Cli, left: Path) -> None:
     """What is tried again, and what a person has to decide."""
     lines = cli("unsent", "output").out.splitlines()
     assert [line.split()[0] for line in lines] == ["PATH", "a.txt", "d/b.txt", "d/c.txt"]
@@ -100,7 +100,7 @@ def test_it_lists_what_waits_and_why(cli: Cli, left: Path) -> None:
 
 
 @promise("S-47")
-def test_it_saves_elsewhere(cli: Cli, left: Path, tmp_path: Path) -> None:
+def test_unsent_saves_files_to_another_directory(cli: Cli, left: Path, tmp_path: Path) -> None:
     """Whole, without overwriting anything; it says what is missing, and all stays listed."""
     saved = cli("unsent", "output", "--save", tmp_path / "saved")
     assert saved.code == 0
@@ -147,7 +147,7 @@ def test_a_copy_that_breaks_off_is_removed(
 
 
 @promise("S-47")
-def test_it_discards(cli: Cli, left: Path) -> None:
+def test_unsent_discards_files(cli: Cli, left: Path) -> None:
     """One path, its bytes and its row."""
     assert cli("unsent", "output", "--discard", "d/c.txt").err == "d/c.txt is discarded\n"
     assert not (left / "staging" / "d-c.txt").exists()
@@ -158,7 +158,7 @@ def test_it_discards(cli: Cli, left: Path) -> None:
 
 
 @promise("S-47")
-def test_what_is_too_much_to_be_listed_is_saved_and_discarded_all_the_same(
+def test_unsent_files_beyond_the_listing_are_saved_and_discarded_too(
     cli: Cli, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsent, "MAX_SHOWN", 2)
@@ -170,7 +170,7 @@ def test_what_is_too_much_to_be_listed_is_saved_and_discarded_all_the_same(
 
 
 @promise("S-47")
-def test_a_living_server_discards_itself(cli: Cli, root: Path, mount_output: MountOutput) -> None:
+def test_a_living_server_discards_its_own_files(cli: Cli, root: Path, mount_output: MountOutput) -> None:
     """The command leaves a server's journal to the server."""
     mount_output("ready")
     state_dir = state_of(root, "output")
@@ -206,12 +206,12 @@ def test_a_discard_that_has_to_wait_says_why(
 
 @promise("S-47")
 @pytest.mark.parametrize("kind", ["nfs", "bind"])
-def test_a_mount_of_the_kernel_has_nothing_that_waits(cli: Cli, root: Path, tmp_path: Path, kind: str) -> None:
+def test_a_kernel_mount_has_no_unsent_files(cli: Cli, root: Path, tmp_path: Path, kind: str) -> None:
     """Also for a retry, although there is no server to ask."""
     mounted_by_the_kernel(root, "output", tmp_path / "d", kind)
     for option in ([], ["--retry"]):
         assert cli("unsent", "output", *option) == (0, "", "everything of output is uploaded\n")
 
 
-def test_one_thing_at_a_time(cli: Cli, left: Path, tmp_path: Path) -> None:
+def test_only_one_of_save_and_discard_is_accepted(cli: Cli, left: Path, tmp_path: Path) -> None:
     assert cli("unsent", "output", "--discard", "a.txt", "--save", tmp_path).code == 2

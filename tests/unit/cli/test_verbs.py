@@ -73,7 +73,7 @@ def test_several_datastores_need_a_name(cli: Cli, manifest: Path) -> None:
     assert cli("mount", manifest) == (2, "", line)
 
 
-def test_no_secret_in_the_file_is_said(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+def test_a_missing_secret_in_the_file_is_reported(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().rpartition("---")[0])
     said = cli("mount", manifest, "digits", tmp_path / "d").err
     assert f"{manifest} holds no Secret keys; your own AWS credentials are used for digits\n" in said
@@ -113,7 +113,7 @@ def test_what_the_server_reports_is_the_error(
         ("silent", "the mount server did not answer within 1 s"),
     ],
 )
-def test_a_server_that_makes_no_sense_is_a_failed_mount(
+def test_an_unreadable_answer_of_the_server_fails_the_mount(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, text: str
 ) -> None:
     begun: list[launch.Launched] = []
@@ -140,7 +140,7 @@ def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifes
 
 
 @pytest.mark.parametrize("fails", ["record", "mount"])
-def test_what_the_kernel_mounts_is_never_without_a_record(
+def test_a_kernel_mount_always_has_a_record(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """Where that can't be kept, as on a full disk, nothing is mounted; where the mount fails, none is left."""
@@ -170,7 +170,7 @@ def test_what_the_kernel_mounts_is_never_without_a_record(
 
 
 @promise("S-140")
-def test_a_mount_that_lives_but_is_not_to_be_seen_is_left_alone(
+def test_a_serving_mount_that_is_not_in_the_mount_table_is_not_touched(
     cli: Cli, root: Path, mounted: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So after `umount -l` while a file is open, and in another mount namespace; the fake mounts nothing."""
@@ -184,7 +184,7 @@ def test_a_mount_that_lives_but_is_not_to_be_seen_is_left_alone(
 
 
 @promise("S-141")
-def test_umount_gives_the_directory_back_where_no_supervisor_is_left_to(
+def test_umount_restores_the_directory_when_the_supervisor_is_dead(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "d"
@@ -225,7 +225,7 @@ def test_a_large_specification_goes_through_the_pipe(cli: Cli, manifest: Path, t
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
 
 
-def test_what_is_mounted_there_already_may_be_of_a_run(
+def test_a_directory_that_a_run_may_have_mounted_is_refused(
     cli: Cli, manifest: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not to be unmounted under the program that uses it."""
@@ -298,7 +298,7 @@ def test_umount_refuses_to_lose_changes(cli: Cli, root: Path, mount_output: Moun
     assert cli("list").out.splitlines()[1].split()[-4:] == ["not", "mounted", "1", "0"]
 
 
-def test_what_no_retry_can_upload_is_not_said_to_be_tried_again(
+def test_a_permanent_upload_failure_is_not_reported_as_retried(
     cli: Cli, root: Path, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another client has written the file meanwhile (S-47)."""
@@ -321,7 +321,7 @@ def test_umount_of_a_busy_directory_says_who_uses_it(cli: Cli, mount_output: Mou
     assert cli("umount", "output", "--force").code == 0
 
 
-def test_all_are_unmounted_and_each_failure_is_said(
+def test_umount_all_unmounts_each_and_reports_each_failure(
     cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput
 ) -> None:
     assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
@@ -335,7 +335,7 @@ def test_all_are_unmounted_and_each_failure_is_said(
     assert cli("umount", "--all").code == 0
 
 
-def test_of_all_mounts_one_below_another_is_unmounted_first(cli: Cli, manifest: Path, tmp_path: Path) -> None:
+def test_umount_all_unmounts_nested_mounts_first(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     """The other one would be busy; a mount beside it, whose path sorts between the two, makes no difference."""
     places = [tmp_path / "d", tmp_path / "d" / "below", tmp_path / "d-beside"]
     for place in places:
@@ -359,7 +359,7 @@ def test_mount_replaces_what_is_there_when_asked(cli: Cli, mounted: Path, root: 
     assert cli("mount", "--replace", manifest, "output", mounted.parent / "free").code == 0, "nothing to replace"
 
 
-def test_the_state_of_many_mounts_does_not_stay(
+def test_the_state_directories_of_old_mounts_are_removed(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the last ones does, of those that are mounted, and of one with bytes that are not uploaded."""
@@ -380,7 +380,9 @@ def test_the_state_of_many_mounts_does_not_stay(
     assert [state.exists() for state in states] == [True, True, False, False, True, True]
 
 
-def test_unsent_is_sent_on_demand(cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput) -> None:
+def test_unsent_files_are_uploaded_on_request(
+    cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput
+) -> None:
     assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
     done = cli("unsent", "--retry", "digits")
     assert (done.code, done.err) == (0, "everything of digits is uploaded\n")
@@ -435,7 +437,7 @@ def test_a_directory_that_is_taken_for_a_name_is_told_how_to_write(cli: Cli, man
 
 
 @promise("S-261")
-def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
+def test_data_that_is_only_in_memory_is_not_reported_as_on_disk(
     cli: Cli, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over NFS: unmounting by force loses it, which is said before and afterwards."""
@@ -456,9 +458,7 @@ def test_what_a_mount_has_only_in_memory_is_not_said_to_be_on_disk(
 
 
 @promise("S-261")
-def test_what_a_server_refuses_to_store_is_said_to_be_lost_by_a_forced_unmount(
-    cli: Cli, mount_output: MountOutput
-) -> None:
+def test_a_forced_unmount_reports_data_that_the_server_refused_as_lost(cli: Cli, mount_output: MountOutput) -> None:
     """It answers, so nothing is waited for."""
     mount_output("refused")
     assert "2 KiB of a/b.txt: 403 AccessDenied" in cli("unsent", "output").err
@@ -514,7 +514,7 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
 
 
 @pytest.mark.parametrize("verb", ["umount", "status", "warm"])
-def test_what_is_not_mounted_is_said_with_what_is(cli: Cli, mounted: Path, verb: str) -> None:
+def test_an_unknown_mount_is_reported_with_the_known_ones(cli: Cli, mounted: Path, verb: str) -> None:
     line = f"error: other: no Datastore is mounted there or has this name; digits at {mounted}\n"
     assert cli(verb, "other") == (1, "", line)
 

@@ -62,7 +62,7 @@ def test_why_an_export_is_served_by_libnfs(
 
 
 @promise("S-313")
-def test_since_when_a_mount_of_the_kernel_is_silent_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_silence_of_a_kernel_mount_has_no_invented_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody watches it; a mount that a process of ours serves says since when."""
     there = Mount("0:77", "/mnt/none", False, "nfs4", "10.99.0.77:/srv")
     monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.MountTable([there]))

@@ -24,7 +24,7 @@ WISHES = st.dictionaries(st.text(max_size=3), st.integers(0, 1000), max_size=6)
 
 @promise("S-206")
 @given(st.integers(-5, 3000), WISHES)
-def test_nobody_gets_less_than_an_equal_share_unless_he_wants_less(total: int, wanted: dict[str, int]) -> None:
+def test_no_volume_gets_less_than_an_equal_share_unless_it_wants_less(total: int, wanted: dict[str, int]) -> None:
     shares = fair_shares(total, wanted)
     assert shares.keys() == wanted.keys()
     assert sum(shares.values()) <= max(0, total)
@@ -37,7 +37,7 @@ def test_nobody_gets_less_than_an_equal_share_unless_he_wants_less(total: int, w
     st.integers(0, 3000),
     st.dictionaries(st.text(max_size=3), st.builds(Cache, st.integers(0, 900), st.integers(0, 900)), max_size=6),
 )
-def test_what_there_is_is_given_out(total: int, caches: dict[str, Cache]) -> None:
+def test_all_of_the_space_is_given_out(total: int, caches: dict[str, Cache]) -> None:
     shares = shares_of(total, caches, 1000)
     assert all(shares[name] <= each.limit for name, each in caches.items())
     limits = sum(each.limit for each in caches.values())
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_each_volume_a_little(tmp_path: Path, monkeypatch: py
 
 
 @promise("S-206")
-def test_those_that_get_less_are_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_shares_are_applied_before_growing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they never have more than there is."""
     node = Node(tmp_path, monkeypatch, 100, 1000)
     for name, used in (("a", 90), ("b", 2), ("c", 8)):
@@ -133,7 +133,7 @@ def test_those_that_get_less_are_told_first(tmp_path: Path, monkeypatch: pytest.
 
 
 @promise("S-207")
-def test_what_the_disk_lacks_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_shrink_when_the_disk_runs_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """15 of 100 stay free, whoever fills the disk."""
     node = Node(tmp_path, monkeypatch, 50, 100)
     node.uses("a", 40)
@@ -147,7 +147,9 @@ def test_what_the_disk_lacks_is_given_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 @promise("S-206")
-def test_what_has_left_the_node_stays_until_the_room_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_an_unmounted_volume_stays_until_space_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Node(tmp_path, monkeypatch, 100, 1000)
     old, young = node.uses("old", 40, used_at=1.0), node.uses("young", 40, used_at=2.0)
     node.uses("a", 10)
@@ -169,7 +171,7 @@ def test_the_cache_of_a_volume_that_is_being_mounted_stays(tmp_path: Path, monke
 
 
 @promise("S-84")
-def test_an_inline_volume_takes_its_cache_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_an_inline_volume_is_removed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, monkeypatch, 100, 1000)
     inline, claimed = node.uses("csi-1", 10), node.uses("team/data/1", 10)
     node.shares.leave("csi-1", for_good=True)
@@ -179,7 +181,7 @@ def test_an_inline_volume_takes_its_cache_along(tmp_path: Path, monkeypatch: pyt
 
 
 @promise("S-217")
-def test_what_a_server_notes_that_was_taken_over_costs_others_nothing(
+def test_a_hacked_servers_usage_note_takes_no_space_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither those that are mounted nor those that may come back."""
@@ -206,7 +208,7 @@ def test_a_cache_is_removed_however_deep_it_is(tmp_path: Path, monkeypatch: pyte
     assert list(node.settings.cache_dir.iterdir()) == []
 
 
-def test_what_is_no_cache_of_a_volume_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_no_cache_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half removed when the plugin ended."""
     node = Node(tmp_path, monkeypatch, 100, 1000)
     (node.settings.cache_dir / ".going-x").mkdir()

@@ -45,7 +45,9 @@ def test_a_command_that_fails_says_why() -> None:
 
 
 @pytest.mark.parametrize("verb", ["unmount", "unmount_all"])
-def test_what_somebody_else_unmounts_meanwhile_is_unmounted(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_a_mount_that_another_process_unmounts_meanwhile_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     """So does a mount server that ends just then."""
     there = [mountinfo.Mount("0:1", "/place", False, "fuse.datastore", "s")]
 

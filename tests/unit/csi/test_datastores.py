@@ -56,7 +56,7 @@ def spec_of(context: Mapping[str, str]) -> Any:
 
 
 @promise("S-231")
-def test_what_an_edit_says_counts_and_which_data_it_is_the_volume_says(tmp_path: Path) -> None:
+def test_settings_come_from_the_datastore_and_the_location_from_the_volume(tmp_path: Path) -> None:
     moved = {"s3": {"bucket": "another", "prefix": "x/", "region": "r"}, "readOnly": True, "metadataTTL": "9s"}
     told = Told(Seen(settings={"spec": moved, "memory": "1Gi"}, usage=(5, 1)))
     current = Datastores(told, tmp_path).current(VOLUME, {**BASE, MEMORY: "2Gi"})
@@ -75,7 +75,7 @@ def test_what_an_edit_says_counts_and_which_data_it_is_the_volume_says(tmp_path:
 @pytest.mark.parametrize(
     "wrong", [{"spec": {"nfs": {"server": "h", "path": "/"}}}, {"spec": "s3"}, {"spec": {"s3": []}}, {"other": 1}]
 )
-def test_settings_of_another_form_leave_the_volume_as_it_says_itself(tmp_path: Path, wrong: Any) -> None:
+def test_settings_that_are_not_understood_are_ignored(tmp_path: Path, wrong: Any) -> None:
     """Also what a later release may write."""
     current = Datastores(Told(Seen(settings=wrong, usage=(1, 1))), tmp_path).current(VOLUME, BASE)
     assert (current.context, current.usage) == (BASE, (1, 1))
@@ -133,7 +133,7 @@ def test_a_datastore_that_cannot_be_asked_for_is_mounted_as_its_volume_says(
     assert Datastores(Told(error), tmp_path).current(VOLUME, BASE).context == BASE
 
 
-def test_other_volumes_are_nobodys_to_ask_for(tmp_path: Path) -> None:
+def test_no_request_is_made_for_volumes_of_other_provisioners(tmp_path: Path) -> None:
     told = Told(Seen(settings=settings()))
     known = Datastores(told, tmp_path / "none")
     assert known.current("csi-inline", BASE).context == BASE
@@ -171,7 +171,7 @@ def test_a_full_disk_keeps_no_volume_from_being_mounted(tmp_path: Path) -> None:
 
 
 @promise("S-121", "S-231")
-def test_each_mounted_volume_has_its_turn() -> None:
+def test_each_mounted_volume_is_refreshed_in_turn() -> None:
     mounted, asked = ["a", "b", "busy", "gone"], []
     answers: dict[str, Any] = {"a": True, "b": False, "busy": VolumeBusy("x"), "gone": NotFound("x")}
 

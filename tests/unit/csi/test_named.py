@@ -78,7 +78,7 @@ def test_with_keys_it_is_mounted_as_the_datastore_is(tmp_path: Path) -> None:
 
 
 @promise("S-132")
-def test_one_that_is_being_deleted_is_mounted_for_no_other_pod(tmp_path: Path) -> None:
+def test_a_datastore_that_is_being_deleted_is_mounted_for_no_new_pod(tmp_path: Path) -> None:
     """A pod that has it is looked at again as before."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys", ending=True))
@@ -98,7 +98,7 @@ def test_one_that_is_being_deleted_is_mounted_for_no_other_pod(tmp_path: Path) -
     ],
 )
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_inline_volume_leads_a_node_nowhere_but_where_the_administrator_says(
+def test_an_inline_volume_uses_only_endpoints_that_the_administrator_allows(
     tmp_path: Path, endpoint: str, patterns: tuple[str, ...], said: str, whole: bool
 ) -> None:
     where = {"bucket": "b-1", **({"endpoint": endpoint} if endpoint else {})}
@@ -118,7 +118,7 @@ def test_an_inline_volume_leads_a_node_nowhere_but_where_the_administrator_says(
         {"glusterfs": {"servers": ["169.254.169.254"], "volume": "v"}},
     ],
 )
-def test_an_inline_volume_by_its_fields_is_a_buckets(tmp_path: Path, spec: dict[str, Any]) -> None:
+def test_an_inline_volume_with_fields_of_its_own_must_be_a_bucket(tmp_path: Path, spec: dict[str, Any]) -> None:
     """Other servers are named by a Datastore, which the cluster's rules are for."""
     made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", policy=EndpointPolicy(allow_ranges=("::/0",))))
     inline = replace(wanted(tmp_path, username="u"), context={SPEC: json.dumps(spec), EPHEMERAL: "true"})
@@ -127,7 +127,7 @@ def test_an_inline_volume_by_its_fields_is_a_buckets(tmp_path: Path, spec: dict[
 
 
 @promise("S-133")
-def test_what_is_allowed_or_the_administrators_own_is_mounted(tmp_path: Path) -> None:
+def test_an_allowed_endpoint_or_the_administrators_own_is_mounted(tmp_path: Path) -> None:
     """Until the mount daemon is asked. Volumes that are not inline, and Datastores, are the controller's."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     given = {"bucket": "b-1", "endpoint": "https://s3.example.org", EPHEMERAL: "true"}
@@ -184,7 +184,7 @@ def test_a_datastore_is_found_by_its_name() -> None:
         ([(DATASTORES, datastore()), (VOLUMES, volume(driver="ebs"))], Refused, "no volume of csi.datastore.dev"),
     ],
 )
-def test_a_datastore_that_cannot_be_mounted_so_is_told_in_a_line(
+def test_a_datastore_that_cannot_be_an_inline_volume_is_refused_in_one_line(
     answers: list[tuple[Resource, Any]], kind: type[DatastoreError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
@@ -192,7 +192,7 @@ def test_a_datastore_that_cannot_be_mounted_so_is_told_in_a_line(
 
 
 @promise("S-121", "S-231")
-def test_what_a_mount_needs_stands_in_the_status() -> None:
+def test_the_status_has_the_settings_that_a_mount_needs() -> None:
     handle = VolumeHandle(namespace="team", name="data", uid="0001")
     assert cluster((DATASTORES, datastore())).seen(handle) == Seen()
     settings = {"spec": {"s3": {"bucket": "b-1"}, "metadataTTL": "5s"}}
@@ -206,7 +206,7 @@ def test_what_a_mount_needs_stands_in_the_status() -> None:
 
 
 @promise("S-119")
-def test_only_our_taint_goes_and_nobody_elses_change_is_lost() -> None:
+def test_only_our_taint_is_removed_and_no_other_change_is_lost() -> None:
     with played_api() as api:
         client = KubeClient(ApiClient(Configuration(host=api.url)))
         node = Cluster(client)

@@ -131,7 +131,7 @@ def test_a_server_that_answers_is_there() -> None:
 
 
 @promise("S-234")
-def test_a_server_that_says_nothing_is_told_within_the_deadline() -> None:
+def test_a_silent_server_is_reported_within_the_deadline() -> None:
     began = time.monotonic()
     with server(lambda _: None) as port:
         assert "does not answer on port" in ping("127.0.0.1", port, "4.2", timeout_s=0.2)
@@ -139,12 +139,12 @@ def test_a_server_that_says_nothing_is_told_within_the_deadline() -> None:
 
 
 @pytest.mark.parametrize(("answer", "said"), [(b"", "hangs up"), (b"HTTP/1.1 400 Bad Request", "is no NFS server")])
-def test_what_is_no_nfs_server_is_told_from_one(answer: bytes, said: str) -> None:
+def test_a_server_of_another_protocol_is_recognised(answer: bytes, said: str) -> None:
     with server(lambda _: answer) as port:
         assert said in ping("127.0.0.1", port, "4", timeout_s=PATIENCE_S)
 
 
-def test_a_closed_port_is_told() -> None:
+def test_a_closed_port_is_reported() -> None:
     with reserved_port() as port:
         said = ping("127.0.0.1", port, "4")
     assert said == f"the NFS server 127.0.0.1 does not answer on port {port} (Connection refused)"
@@ -169,7 +169,7 @@ def test_the_kernel_mounts_nfs_where_it_has_it(tmp_path: Path, monkeypatch: pyte
 
 
 @promise("S-235")
-def test_a_next_plugin_knows_the_mounts_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_plugin_knows_the_mounts_of_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are still there, and is not confused by what it can't read."""
     settings = Settings(node_id="n", plugin_dir=tmp_path)
     before = KernelMounter(settings, Commands())

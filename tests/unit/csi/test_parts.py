@@ -119,7 +119,7 @@ def test_a_message_that_is_cut_or_not_ours_leaves_no_descriptor_behind() -> None
             assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_the_plugin_has_is_given_to_a_daemon_that_asks(tmp_path: Path) -> None:
+def test_a_restarted_mount_daemon_gets_the_plugins_handles(tmp_path: Path) -> None:
     handles = HandleTable()
     handles.put(handle("a"))
     server = UnixServer(tmp_path / "s" / "handles.sock", handles_handler(handles, DaemonClient(tmp_path / "none")))
@@ -164,7 +164,7 @@ def test_a_mount_has_a_cgroup_with_a_ceiling_below_ours(tmp_path: Path, own_line
     assert (made.directory / "cgroup.procs").read_text() == "4711"
 
 
-def test_without_a_cgroup_a_mount_lives_all_the_same(tmp_path: Path) -> None:
+def test_a_mount_works_without_a_cgroup(tmp_path: Path) -> None:
     lines = tmp_path / "own"
     lines.write_text("4:memory:/pods/x\n")
     for cgroups in (Cgroups(tmp_path, lines), Cgroups(tmp_path, tmp_path / "none")):
@@ -190,7 +190,7 @@ with socket.socket(socket.AF_UNIX) as stream:
 
 @promise("S-211")
 @pytest.mark.parametrize("op", ["export", "list", "mount", "unmount"])
-def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(
+def test_a_hacked_mount_server_gets_no_answer_from_its_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     """Neither other tenants' keys nor descriptors."""
@@ -218,7 +218,7 @@ def test_a_server_that_is_taken_over_gets_nothing_from_who_started_it(
     assert asked == ["ping"]
 
 
-def test_health_is_told_over_http() -> None:
+def test_liveness_and_readiness_are_served_over_http() -> None:
     states = {"ready": False}
     with reserved_port() as port:
         server = HealthServer(port, ready=lambda: states["ready"], metrics=lambda: "up 1\n")
@@ -242,7 +242,7 @@ def test_health_is_told_over_http() -> None:
 
 
 @promise("S-212")
-def test_whoever_holds_connections_keeps_nobody_away() -> None:
+def test_a_client_that_holds_connections_does_not_block_others() -> None:
     with reserved_port() as port:
         server = HealthServer(port, ready=lambda: True)
         server.start()
@@ -284,7 +284,7 @@ LIES: dict[str, bytes] = {
 
 @promise("S-212")
 @pytest.mark.parametrize("lie", LIES)
-def test_a_server_that_was_taken_over_keeps_nobody_from_the_numbers(
+def test_a_hacked_mount_server_does_not_block_the_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     monkeypatch.setattr(metrics, "STATUS_TIMEOUT_S", PATIENCE_S)
@@ -309,14 +309,14 @@ def _say(line: bytes, client: socket.socket) -> None:
 
 
 @promise("S-217")
-def test_many_failures_are_told_by_the_first_ones() -> None:
+def test_only_the_first_of_many_failures_are_reported() -> None:
     """So that an answer in earnest stays below the limit."""
     assert first_of(["a", "b"]) == ["a", "b"]
     assert first_of(["x"] * 2000)[-2:] == ["x", "and 1,950 more"]
 
 
 @promise("S-217")
-def test_of_an_answer_without_an_end_no_more_is_read_than_one_may_have(tmp_path: Path) -> None:
+def test_an_endless_answer_is_read_up_to_its_limit(tmp_path: Path) -> None:
     sent = 0
 
     def drip(client: socket.socket) -> None:

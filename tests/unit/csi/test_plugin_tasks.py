@@ -12,7 +12,7 @@ from datastore.csi import plugin
 from datastore.csi.settings import Settings
 
 
-def test_a_pod_that_goes_while_it_is_looked_at_ends_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_vanishes_during_a_round_ends_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "LOGS_S", 0.01)
     made = plugin.Plugin(Settings(node_id="n", plugin_dir=tmp_path / "plugins" / "p"), "1", None, None)
     again, rounds = threading.Event(), 0

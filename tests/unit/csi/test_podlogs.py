@@ -89,7 +89,7 @@ def test_the_whole_log_is_in_the_datastore_when_the_pods_volume_goes(node: Node)
 
 
 @promise("S-357")
-def test_what_asked_for_the_log_may_go_before_the_volume(node: Node) -> None:
+def test_the_request_for_a_log_may_vanish_before_the_volume(node: Node) -> None:
     """The kubelet takes the volumes of a pod away in any order, or at once."""
     node.says("one")
     node.copied()
@@ -110,9 +110,7 @@ def test_nothing_of_a_pod_is_remembered_when_it_is_gone(node: Node) -> None:
 
 
 @promise("S-357")
-def test_a_log_that_is_put_aside_just_when_it_is_opened_is_written_once(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_is_rotated_while_it_is_opened_is_written_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.says("one")
     really = os.open
 
@@ -128,7 +126,7 @@ def test_a_log_that_is_put_aside_just_when_it_is_opened_is_written_once(
 
 
 @promise("S-357")
-def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(node: Node) -> None:
+def test_a_new_plugin_continues_the_copy_of_a_log(node: Node) -> None:
     """Also behind what an earlier pod of the replica wrote."""
     node.target.parent.mkdir(parents=True)
     node.target.write_text("the first run\n")
@@ -144,7 +142,7 @@ def test_a_plugin_that_is_replaced_goes_on_where_the_last_one_was(node: Node) ->
 
 
 @promise("S-357")
-def test_a_log_that_is_just_being_packed_is_written_once(node: Node) -> None:
+def test_a_log_that_is_being_compressed_is_written_once(node: Node) -> None:
     """The packed file stands beside what it was made of for a moment, and another one is half written."""
     for number, text in enumerate(("old", "newer")):
         node.says(text)
@@ -190,7 +188,7 @@ def test_links_of_the_datastore_are_not_followed(node: Node, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "text"), [("namespace", "other/.."), ("pod", "p/../../x"), ("index", "1/../../x"), ("wanted", "[]")]
 )
-def test_a_pod_has_no_other_pods_log(node: Node, name: str, text: str) -> None:
+def test_a_pod_cannot_request_another_pods_log(node: Node, name: str, text: str) -> None:
     """What it says of itself is checked."""
     (node.wish / name).write_text(text)
     node.says("one")

@@ -94,7 +94,7 @@ def host(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 
 @promise("S-359")
-def test_a_pod_that_asks_is_measured_as_a_whole_and_no_other(host: Host) -> None:
+def test_only_pods_that_request_it_are_measured(host: Host) -> None:
     """Processors, memory and network, told every 10 s."""
     host.uses(1.0, 1000, 500)
     host.look(0)
@@ -112,7 +112,7 @@ def test_a_pod_that_asks_is_measured_as_a_whole_and_no_other(host: Host) -> None
 
 
 @promise("S-359")
-def test_the_last_figures_come_when_its_volume_goes_and_stay_for_a_while(host: Host) -> None:
+def test_the_last_sample_is_taken_at_unpublish_and_reported_for_a_while(host: Host) -> None:
     """Its processes have ended by then, and what they used is still counted."""
     host.uses(1.0, 1000, 500)
     host.look(0)
@@ -135,7 +135,7 @@ def test_the_last_figures_come_when_its_volume_goes_and_stay_for_a_while(host: H
 
 
 @promise("S-359")
-def test_a_new_plugin_goes_on_and_one_that_is_not_heard_tries_again(host: Host) -> None:
+def test_a_new_plugin_continues_the_figures_and_a_failed_report_is_retried(host: Host) -> None:
     host.uses(1.0, 5000, 0)
     host.look(0)
     host.before, host.usage = dict(host.reports[-1]), host.plugin()
@@ -150,7 +150,7 @@ def test_a_new_plugin_goes_on_and_one_that_is_not_heard_tries_again(host: Host) 
 
 
 @promise("S-359")
-def test_the_nodes_own_traffic_is_nobodys(host: Host) -> None:
+def test_the_nodes_own_traffic_is_counted_for_no_pod(host: Host) -> None:
     """A pod in the node's network namespace."""
     host.uses(1.0, 1000, 500)
     (host.root / "proc" / "7" / "ns" / "net").unlink()

@@ -18,7 +18,9 @@ from tests.promises import promise
 
 
 @promise("S-139")
-def test_what_no_server_could_be_told_is_told_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_no_server_received_are_sent_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was started with what is old took longer to serve than a call may wait for it."""
     spec = MountSpec(
         name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),

@@ -132,7 +132,7 @@ def test_the_memory_of_a_mount_is_the_volumes_or_the_nodes() -> None:
 
 @promise("S-118")
 @pytest.mark.parametrize(("field", "text"), [(MEMORY, "64Gi"), (SOURCE, '{"kind": "nfs", "server": "h", "path": "/"}')])
-def test_whoever_writes_a_pod_does_not_choose_the_memory_of_a_mount_or_an_export(field: str, text: str) -> None:
+def test_the_author_of_a_pod_chooses_neither_memory_nor_export(field: str, text: str) -> None:
     request = csi.NodePublishVolumeRequest(
         volume_id="csi-1",
         target_path="/k/pods/1/",

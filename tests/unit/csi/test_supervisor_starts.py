@@ -130,7 +130,7 @@ def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, 
 
 
 @promise("S-153")
-def test_a_mount_of_an_earlier_daemon_is_gone_on_with_when_a_supervisor_can_be_started(
+def test_an_adopted_mount_continues_once_a_supervisor_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     """Else nobody would serve it, and it would not end either, since its descriptors stay open."""
@@ -238,7 +238,7 @@ def test_a_volume_that_has_left_the_node_leaves_only_what_the_next_mount_needs(
 
 
 @pytest.mark.usefixtures("answering")
-def test_what_is_mounted_below_a_state_directory_is_unmounted_before_that_is_removed(
+def test_mounts_below_a_state_directory_are_unmounted_before_its_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     """A GlusterFS client that was killed while it started has left the volume there, with all of its files."""

@@ -80,7 +80,7 @@ class TestVerify:
             home.flip(f"digits/1/{path}", 3)
 
     @promise("S-383")
-    def test_all_else_that_changed_is_named(self, home: Home, models: Models) -> None:
+    def test_every_other_change_of_a_version_is_named(self, home: Home, models: Models) -> None:
         """Lost and added files, sizes, links and modes."""
         home.put("digits/1/extra", b"x")
         home.put("digits/1/run.sh", b"longer than it was")
@@ -119,7 +119,7 @@ def verify_all(models: Models) -> list[str]:
 
 class TestDirectory:
     @promise("S-384")
-    def test_it_appears_when_it_is_whole(
+    def test_an_export_appears_only_when_it_is_complete(
         self, models: Models, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """An interrupted export leaves nothing under the name; the next one goes on."""
@@ -148,7 +148,7 @@ class TestDirectory:
 
     @promise("S-384", "S-388")
     @pytest.mark.parametrize("resume", [False, True])
-    def test_who_stops_it_for_good_leaves_nothing_beside_it(
+    def test_an_export_that_is_stopped_leaves_no_partial_directory(
         self, models: Models, source: Path, tmp_path: Path, resume: bool
     ) -> None:
         """As Ctrl-C does; what SIGTERM leaves is completed by the next export."""
@@ -164,7 +164,7 @@ class TestDirectory:
         assert list(place.parent.iterdir()) == [place]
 
     @promise("S-384")
-    def test_nothing_of_others_is_touched(self, models: Models, tmp_path: Path) -> None:
+    def test_an_export_replaces_no_existing_file(self, models: Models, tmp_path: Path) -> None:
         place = tmp_path / "out"
         place.mkdir()
         (place / "mine").write_bytes(b"x")
@@ -198,7 +198,7 @@ class TestBucket:
         assert copied.digest == models.head("digits", 1).digest
 
     @promise("S-384")
-    def test_what_arrived_before_stays_and_what_is_anothers_is_named(self, home: Home, models: Models) -> None:
+    def test_files_of_an_earlier_export_are_kept_and_foreign_ones_named(self, home: Home, models: Models) -> None:
         """The second attempt reads what is there, and sends what is missing."""
         export_tree(models, "digits", 1, home.data("out"), Progress())
         home.data("out").discard("run.sh")
@@ -311,7 +311,7 @@ class TestHostileArchives:
         assert home.models().newest("digits") is None
 
     @promise("S-385")
-    def test_what_is_no_archive_is_refused(self, home: Home, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_archive_is_refused(self, home: Home, tmp_path: Path) -> None:
         (tmp_path / "a.tar").write_bytes(b"no archive at all" * 100)
         (tmp_path / "b.tar").write_bytes(b"\x1f\x8b broken")
         for name in ("a.tar", "b.tar", "missing.tar"):
@@ -337,7 +337,7 @@ class TestLayout:
         assert tree_of(tmp_path / "a") == tree_of(tmp_path / "b")
 
     @promise("S-384")
-    def test_it_is_as_the_specification_says(self, models: Models, source: Path, tmp_path: Path) -> None:
+    def test_the_layout_follows_the_oci_specification(self, models: Models, source: Path, tmp_path: Path) -> None:
         """Every blob has its digest and size, layers their diff_ids, and the files are below /models."""
         export_layout(models, "digits", 1, tmp_path / "a", Progress(), layer_bytes=5000)
         layout = Layout(tmp_path / "a")
@@ -383,7 +383,7 @@ class TestLayout:
         assert copied.entries == models.manifest("digits", 1).entries
 
     @promise("S-384")
-    def test_it_can_be_put_on_a_base(self, models: Models, source: Path, tmp_path: Path) -> None:
+    def test_a_layout_can_be_put_on_a_base_image(self, models: Models, source: Path, tmp_path: Path) -> None:
         """KServe's modelcars need a shell beside the model."""
         base = Layout(tmp_path / "base")
         base.begin()

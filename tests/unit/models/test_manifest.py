@@ -42,7 +42,7 @@ def made(entries: list[Entry] | None = None, **more: object) -> VersionManifest:
 
 
 @promise("S-371")
-def test_the_text_is_this() -> None:
+def test_the_text_of_a_manifest_is_fixed() -> None:
     """Whoever reads a store without us relies on it, so it does not change."""
     assert made().text() == (
         '{"format":"datastore.dev/model-version/v1","model":"digits","version":7,'
@@ -86,7 +86,7 @@ def test_the_commands_of_the_page_check_a_manifest(tmp_path: Path) -> None:
     assert [f"sha256:{each}" for each in found] == [document["check"], document["digest"]]
 
 
-def test_it_reads_back_and_its_head_alone_too() -> None:
+def test_a_manifest_and_its_head_alone_are_parsed() -> None:
     manifest = made()
     raw = manifest.text().encode()
 
@@ -179,7 +179,7 @@ def test_a_head_that_is_too_long_is_refused() -> None:
 
 
 @given(st.text(), st.binary(max_size=300))
-def test_anything_else_is_damaged(text: str, raw: bytes) -> None:
+def test_every_other_text_is_a_damaged_manifest(text: str, raw: bytes) -> None:
     for each in (text.encode("utf-8", "surrogatepass"), raw):
         with pytest.raises(VersionDamaged):
             parse(each, "f")

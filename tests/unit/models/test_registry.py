@@ -82,7 +82,7 @@ class TestNumbers:
         models.numbers = late  # type: ignore[method-assign,assignment]
         assert models.reserve("digits", "a", "x").number == 2
 
-    def test_the_newest_is_what_no_version_names(self, models: Models, source: Path) -> None:
+    def test_latest_and_a_bare_name_mean_the_newest_version(self, models: Models, source: Path) -> None:
         for _ in range(11):
             saved(models, source)
         assert models.resolve(parse_reference("digits")) == 11
@@ -136,7 +136,7 @@ class TestAliases:
         assert models.aliases("digits") == {"prod": 2}
 
     @promise("S-380")
-    def test_of_two_who_move_it_at_once_one_is_told(self, home: Home, source: Path) -> None:
+    def test_of_two_simultaneous_moves_of_an_alias_one_fails(self, home: Home, source: Path) -> None:
         models = home.models()
         saved(models, source)
         models.set_alias("digits", "prod", 1)
@@ -227,7 +227,7 @@ class TestDeletion:
 
     @promise("S-381")
     @pytest.mark.parametrize("what", ["alias", "use"])
-    def test_who_comes_while_it_is_deleted_is_safe(self, home: Home, source: Path, what: str) -> None:
+    def test_a_version_that_is_used_during_its_deletion_is_kept(self, home: Home, source: Path, what: str) -> None:
         """An alias or a Serving in between: either it is refused, or the deletion is."""
         models, other = home.models(), home.models()
         saved(models, source)
@@ -248,7 +248,7 @@ class TestDeletion:
         assert models.manifest("digits", 1).entries
 
     @promise("S-381")
-    def test_an_alias_that_comes_just_after_is_taken_back(self, home: Home, source: Path) -> None:
+    def test_an_alias_that_is_set_during_a_deletion_is_undone(self, home: Home, source: Path) -> None:
         models, other = home.models(), home.models()
         saved(models, source)
         saved(models, source)
@@ -346,7 +346,7 @@ class TestGarbage:
         assert [path for path in home.everything() if path.startswith("digits/")] == ["digits/1.json"]
 
     @promise("S-382")
-    def test_what_is_not_ours_is_never_garbage(self, home: Home, source: Path) -> None:
+    def test_foreign_files_are_never_garbage(self, home: Home, source: Path) -> None:
         """A directory that has a number for a name is somebody's data."""
         models = home.models()
         saved(models, source)
@@ -357,7 +357,7 @@ class TestGarbage:
         assert saved(models, source) == 10
 
     @promise("S-376", "S-382")
-    def test_what_a_killed_writer_left_goes_wherever_documents_are(self, tmp_path: Path, source: Path) -> None:
+    def test_leftovers_of_killed_writers_are_garbage_in_every_directory(self, tmp_path: Path, source: Path) -> None:
         """Also of what serves a version, and in the root, where others have their files."""
         storage = DirectoryStorage(tmp_path)
         models = Models(storage, who="tester")

@@ -91,7 +91,9 @@ def test_a_killed_export_is_completed_by_the_next_one(models: Models, tmp_path: 
 
 @promise("S-405")
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_there_already_is_ours_or_left_alone(models: Models, source: Path, tmp_path: Path, form: Form) -> None:
+def test_an_existing_target_is_completed_only_if_it_is_our_own(
+    models: Models, source: Path, tmp_path: Path, form: Form
+) -> None:
     """Every byte of it is read to know."""
     place = exported(models, tmp_path, form)
     before = place.stat().st_mtime_ns

@@ -191,7 +191,7 @@ class TestWhatIsRefused:
         assert models.newest("digits") is None
 
     @promise("S-379")
-    def test_what_no_version_can_hold(self, home: Home, source: Path) -> None:
+    def test_files_that_no_version_can_hold_are_refused(self, home: Home, source: Path) -> None:
         """Named before anything is written."""
         os.mkfifo(source / "pipe")
         self.refused(home, DirectoryTree(source), "source/pipe: is a device, socket or FIFO")
@@ -207,7 +207,7 @@ class TestWhatIsRefused:
         self.refused(home, DirectoryTree(source), "not UTF-8")
 
     @promise("S-379")
-    def test_nothing(self, home: Home, tmp_path: Path) -> None:
+    def test_an_empty_or_missing_source_is_refused(self, home: Home, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         self.refused(home, DirectoryTree(tmp_path / "empty"), "is empty")
         self.refused(home, DirectoryTree(tmp_path / "none"), "no such directory")
@@ -216,7 +216,7 @@ class TestWhatIsRefused:
         self.refused(home, home.data("none"), "no such directory|is nothing")
 
     @promise("S-379")
-    def test_links_out_of_the_datastore(self, home: Home, source: Path) -> None:
+    def test_links_that_leave_the_datastore_are_refused(self, home: Home, source: Path) -> None:
         """A version must not carry off what the Datastore does not hold."""
         secret = source.parent / "secret"
         secret.write_bytes(b"token")
@@ -283,7 +283,7 @@ class TestLinks:
         with pytest.raises(SourceInvalid, match="run/a: is there as a file and as a link or directory"):
             saved(bucket.models(), bucket.data())
 
-    def test_what_the_product_keeps_in_a_datastore_is_no_part_of_it(self, bucket: Home) -> None:
+    def test_our_own_marker_objects_are_not_saved(self, bucket: Home) -> None:
         store = bucket.objects("data").store
         store.put(".datastore.owner", b"{}", WriteOptions())
         store.put("a", b"x", WriteOptions())
@@ -376,7 +376,7 @@ class TestBytesMoveOnce:
         assert "copy" not in models.storage._objects.metrics.snapshot()
 
     @promise("S-372")
-    def test_what_changed_only_in_one_file_is_copied_whole(self, bucket: Home, source: Path, tmp_path: Path) -> None:
+    def test_a_changed_file_is_copied_whole(self, bucket: Home, source: Path, tmp_path: Path) -> None:
         """Those that waited because everything was as before are copied in the end."""
         tree = fill(bucket, source)
         models = bucket.models()
@@ -475,7 +475,7 @@ class TestInterruptions:
         assert len(read) == result.manifest.files - result.resumed_files
         assert [path for path in bucket.everything() if path.startswith("digits/1")] == ["digits/1.json"]
 
-    def test_a_server_that_is_gone_is_waited_for_once(self, bucket: Home, tmp_path: Path) -> None:
+    def test_an_unreachable_server_is_waited_for_once(self, bucket: Home, tmp_path: Path) -> None:
         """Not anew for each clean-up: the save ended after four times as long."""
         assert bucket.stores is not None
         (tmp_path / "weights").write_bytes(bytes(20 << 20))
@@ -522,7 +522,7 @@ class TestInterruptions:
     @promise("S-377")
     @pytest.mark.parametrize("replaced", [False, True])
     @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-    def test_an_archive_is_gone_on_with_only_if_it_is_the_same_file(
+    def test_an_interrupted_import_continues_only_with_the_same_archive(
         self, home: Home, tmp_path: Path, ending: str, replaced: bool
     ) -> None:
         """The other one has files of the same names at the same offsets, but with other bytes, and the last shorter."""
@@ -570,7 +570,9 @@ class TestInterruptions:
         assert saved(models, DirectoryTree(source)).manifest.version == 2
 
     @promise("S-382")
-    def test_a_living_save_says_so(self, home: Home, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_running_save_renews_its_sign_of_life(
+        self, home: Home, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Gc sees how long it was silent, not how long it lasts."""
         models = home.models()
         tree = DirectoryTree(source)

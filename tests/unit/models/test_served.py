@@ -65,7 +65,7 @@ def test_a_version_that_is_shown_to_pods_with_an_fs_group_is_whole(store: Path) 
         at.chmod(shown)
 
 
-def test_a_version_that_is_not_there_is_told(store: Path) -> None:
+def test_a_missing_version_is_reported(store: Path) -> None:
     code, text = run(store, "digits:2")
     assert code == served.UNREADABLE
     assert "digits" in text

@@ -90,7 +90,7 @@ def test_a_log_begins_with_its_last_lines_and_is_followed(
 
 
 @promise("S-365")
-def test_an_outage_without_end_is_told(
+def test_a_lasting_outage_is_reported(
     api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
@@ -107,7 +107,7 @@ def test_an_outage_without_end_is_told(
 
 
 @promise("S-365")
-def test_who_does_not_follow_is_told_at_once(api: PlayedApi, cluster: driver.KubernetesDriver) -> None:
+def test_without_follow_an_outage_is_an_error_at_once(api: PlayedApi, cluster: driver.KubernetesDriver) -> None:
     api.refused["/api/v1"] = AWAY
     with pytest.raises(Unreachable, match="shutting down"):
         list(cluster.logs("digits", "team"))

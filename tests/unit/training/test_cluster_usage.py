@@ -52,5 +52,5 @@ def test_it_stays_small_however_large_the_job() -> None:
 
 @promise("S-359")
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"worker-0": {}}', '{"worker-0": {"pods": [["u", "n", [1]]]}}'])
-def test_what_somebody_edited_is_taken_as_nothing(text: str) -> None:
+def test_an_edited_report_counts_as_empty(text: str) -> None:
     assert parsed({"data": {names.USAGE_KEY: text}}) == {}

@@ -29,7 +29,7 @@ def numbers(wanted: dict[str, int], place: Path, there: list[Gpu] = FOUR) -> dic
 
 
 @promise("S-330")
-def test_each_task_gets_its_own(tmp_path: Path) -> None:
+def test_each_task_gets_gpus_of_its_own(tmp_path: Path) -> None:
     assert numbers({"master-0": 1, "ps-0": 0, "worker-0": 2}, tmp_path) == {
         "master-0": [0],
         "ps-0": [],
@@ -55,7 +55,7 @@ def test_two_jobs_never_get_the_same_and_the_kernel_gives_them_back(tmp_path: Pa
 
 
 @promise("S-330")
-def test_all_or_none(tmp_path: Path) -> None:
+def test_a_job_gets_all_of_its_gpus_or_none(tmp_path: Path) -> None:
     """What a job can't use it does not hold."""
     first = claim({"a": 3}, FOUR, tmp_path)
     with pytest.raises(NotFree):
@@ -73,7 +73,7 @@ def test_a_gpu_that_another_program_uses_is_not_free(tmp_path: Path) -> None:
 
 
 @promise("S-330")
-def test_more_than_there_are_is_another_refusal(tmp_path: Path) -> None:
+def test_a_request_for_more_gpus_than_the_machine_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TooFew, match="needs 5 GPUs, and this machine has 4"):
         claim({"a": 2, "b": 3}, FOUR, tmp_path)
     assert claim({"a": 0}, [], tmp_path).by_task == {}

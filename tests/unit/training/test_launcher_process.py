@@ -97,7 +97,7 @@ def test_the_log_ends_with_what_failed_and_the_job_says_it(directory: JobDirecto
 
 
 @promise("S-333")
-def test_what_failed_is_not_told_of_a_later_launcher_that_was_killed(directory: JobDirectory) -> None:
+def test_an_old_failure_is_not_reported_for_a_later_launcher(directory: JobDirectory) -> None:
     end_of_launcher(directory, "fails")
     code, _ = end_of_launcher(directory, "runs")
     assert code == -signal.SIGKILL
@@ -262,7 +262,7 @@ def test_a_job_that_finishes_while_it_is_to_be_suspended_has_finished(directory:
 
 
 @promise("S-331")
-def test_all_that_was_started_with_a_variable_is_ended() -> None:
+def test_all_processes_with_the_jobs_variable_are_ended() -> None:
     """Also what has another parent by now, and it is gone when the call returns."""
     environment = {**os.environ, "OF_THIS_TEST": "yes"}
     with subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & wait"], env=environment) as started:
@@ -282,7 +282,7 @@ def test_a_job_whose_launcher_is_about_to_start_is_not_lost(directory: JobDirect
 
 
 @promise("S-325")
-def test_who_waits_long_for_a_job_to_end_is_told(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_for_a_job_is_reported(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "FIRST_S", 0.01)
     launcher = directory.lock()
     assert launcher is not None
@@ -311,9 +311,7 @@ def test_a_progress_bar_is_followed(directory: JobDirectory) -> None:
 
 
 @promise("S-331")
-def test_who_follows_too_slowly_is_told_what_is_left_out(
-    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_follower_is_told_how_much_was_skipped(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the zeros as which freed parts of a file read. Each line that is shown is whole."""
     monkeypatch.setattr(replica, "MAX_LOG_BYTES", 1 << 20)
     log = directory.log("master-0")

@@ -59,7 +59,7 @@ def test_a_command_runs_there_with_its_output_and_exit_code(agent: tuple[Path, i
 
 
 @promise("S-322")
-def test_who_does_not_know_the_token_runs_nothing(agent: tuple[Path, int]) -> None:
+def test_a_request_without_the_token_runs_nothing(agent: tuple[Path, int]) -> None:
     done = ask(agent[0], "digits-worker-0", "echo", "stolen", token="wrong")
     assert done.returncode != 0
     assert "stolen" not in done.stdout
@@ -70,7 +70,7 @@ def test_who_does_not_know_the_token_runs_nothing(agent: tuple[Path, int]) -> No
 
 
 @promise("S-322")
-def test_a_host_that_nobody_knows_is_told(agent: tuple[Path, int]) -> None:
+def test_an_unknown_host_is_reported(agent: tuple[Path, int]) -> None:
     assert "no worker of this job is called other" in ask(agent[0], "other", "true").stderr
 
 

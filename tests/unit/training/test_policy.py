@@ -54,7 +54,7 @@ def names(found: tuple[Task, ...]) -> list[str]:
     return [task.name for task in found]
 
 
-def test_nothing_has_happened() -> None:
+def test_a_job_without_finished_tasks_goes_on() -> None:
     assert decision(ALL) == Wait(None)
 
 
@@ -123,7 +123,7 @@ def test_a_kill_starts_all_again_in_collectives(framework: str) -> None:
 
 
 @promise("S-324")
-def test_the_job_says_what_starts_again_if_it_likes() -> None:
+def test_spec_restart_overrides_what_is_restarted() -> None:
     one = decision("roles: {worker: {replicas: 2}}, restart: replica", "pytorch", worker_1=137)
     assert isinstance(one, Restart)
     assert names(one.tasks) == ["worker-1"]
@@ -141,14 +141,14 @@ def test_restarts_are_counted_and_wait_longer_each_time() -> None:
     assert [restart_delay_s(count) for count in (0, 1, 2, 5, 6, 1000)] == [1, 2, 4, 32, 60, 60]
 
 
-def test_the_reason_of_a_kill_is_told() -> None:
+def test_the_reason_of_a_kill_is_reported() -> None:
     task = Task(role="worker", index=1)
     killed = TaskState(task=task, state=FAILED, exit_code=137, reason="OOMKilled")
     assert killed.failure == "worker-1 ended with exit code 137 (OOMKilled)"
 
 
 @promise("S-325")
-def test_a_deadline_fails_the_job_and_success_goes_before_it() -> None:
+def test_a_deadline_fails_the_job_unless_it_has_succeeded() -> None:
     assert decision(ALL + ", activeDeadlineSeconds: 60") == Wait(10.0)
     found = decision(ALL + ", activeDeadlineSeconds: 50")
     assert isinstance(found, Finish)

@@ -47,7 +47,7 @@ def test_a_directory_that_is_there_is_covered() -> None:
 
 
 @promise("S-327")
-def test_one_in_the_root_needs_a_root_of_its_own() -> None:
+def test_a_path_directly_below_the_root_needs_a_separate_root() -> None:
     """Nothing is made on the machine, links stay links, and what would be lost can't be written."""
     plan = planned({"/data": Shown(source="/s", read_only=True)}, PLAIN)
     assert plan.arguments == (
@@ -58,7 +58,7 @@ def test_one_in_the_root_needs_a_root_of_its_own() -> None:
 
 
 @promise("S-327")
-def test_one_where_this_user_may_write_is_made_and_elsewhere_the_directory_is_copied() -> None:
+def test_a_writable_parent_gets_the_directory_and_any_other_is_copied() -> None:
     plan = planned({"/home/me/out": DATA, "/mnt/data": DATA}, PLAIN)
     assert plan.made == ("/home/me/out",)
     assert plan.arguments[:8] == (
@@ -94,7 +94,7 @@ def test_a_path_below_a_file_or_in_a_closed_directory_is_refused() -> None:
         planned({"/root/x": DATA}, Closed({"/": ["root"], "/root": []}, set()))
 
 
-def test_where_something_is_on_the_machine() -> None:
+def test_a_path_of_the_job_is_found_on_the_machine() -> None:
     shown = {"/data": Shown(source="/a"), "/data/deep": Shown(source="/b")}
     assert [to_source(path, shown) for path in ("/data/x", "/data/deep/y", "/database", "/bin/sh")] == [
         "/a/x",

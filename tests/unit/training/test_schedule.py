@@ -38,7 +38,7 @@ def test_the_next_time(spec: str, expected: datetime) -> None:
         ("schedule: '0 3 * * *', timeZone: Berlin", "spec.timeZone must be a time zone such as Europe/Berlin"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(spec: str, line: str) -> None:
+def test_an_invalid_schedule_is_refused(spec: str, line: str) -> None:
     with pytest.raises(InvalidManifest, match=line):
         check(job(spec))
 
@@ -54,7 +54,7 @@ def test_a_schedule_that_is_none_is_refused(spec: str, line: str) -> None:
         ("0 12 28 3 *", timedelta(days=400), timedelta(days=365)),
     ],
 )
-def test_of_the_times_that_passed_the_newest_is_due(
+def test_only_the_newest_of_the_missed_times_is_due(
     schedule: str, slept: timedelta, expected: timedelta | None
 ) -> None:
     found = due(job(f"schedule: '{schedule}'"), NOON, NOON + slept)

@@ -73,7 +73,7 @@ def one(objects: Objects, kind: Resource) -> dict[str, Any]:
 
 
 @promise("S-291", "S-298")
-def test_what_a_datastore_asks_for_becomes_four_objects_of_its_uid() -> None:
+def test_a_datastore_becomes_four_objects_named_after_its_uid() -> None:
     """Nothing that a user wrote is in them but an annotation."""
     objects = Objects()
     found = export(objects).ensure()
@@ -113,7 +113,7 @@ def test_a_claim_that_was_made_and_is_gone_is_not_made_anew(namespace: str) -> N
 
 
 @promise("S-299")
-def test_the_server_has_few_rights_and_asks_nobody() -> None:
+def test_the_server_has_few_rights_and_no_token() -> None:
     objects = Objects()
     export(objects).ensure()
     pod = one(objects, STATEFULSETS)["spec"]["template"]["spec"]
@@ -133,7 +133,7 @@ def test_the_server_has_few_rights_and_asks_nobody() -> None:
 
 
 @promise("S-292")
-def test_until_the_export_is_served_it_is_said_what_to_look_at() -> None:
+def test_until_the_export_is_served_the_error_names_what_to_describe() -> None:
     objects = Objects(ready=False)
     with pytest.raises(ServerStarting, match=f"kubectl -n exports describe pvc {volume_name(UID_A)}"):
         export(objects).ensure()
@@ -151,7 +151,7 @@ def test_the_claim_grows_and_never_shrinks() -> None:
 
 @promise("S-297")
 @pytest.mark.parametrize(("policy", "stays"), [(Policy.RETAIN, True), (Policy.ARCHIVE, True), (Policy.DELETE, False)])
-def test_the_server_goes_and_the_claim_as_the_policy_says(
+def test_the_server_is_removed_and_the_claim_follows_the_policy(
     policy: Policy, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ganesha, "POLL_S", 0.0)
@@ -167,7 +167,7 @@ def test_the_server_goes_and_the_claim_as_the_policy_says(
 
 
 @promise("S-294")
-def test_identifiers_stay_and_differ() -> None:
+def test_export_ids_are_stable_and_unique() -> None:
     assert numbers_of("a") == numbers_of("a")
     found = [numbers_of(f"uid-{number}") for number in range(2000)]
     assert all(0 < export_id < 65536 and fsid != (152, 152) for export_id, fsid in found)

@@ -74,7 +74,7 @@ def test_clients_are_the_nodes_or_networks() -> None:
         ({"exportOptions": "rw) *(rw"}, "exportOptions"),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, str], complaint: str) -> None:
+def test_a_wrong_parameter_is_named(given: dict[str, str], complaint: str) -> None:
     """Nothing that could mean something else to the host gets past here."""
     with pytest.raises(InvalidManifest, match=complaint):
         parse({**SSH, **given})

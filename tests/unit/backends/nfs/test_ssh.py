@@ -35,7 +35,7 @@ def test_keys_of_every_common_type(tmp_path: Path, kind: str) -> None:
     ]
 
 
-def test_a_key_that_is_none_is_told_without_a_word_of_it(tmp_path: Path) -> None:
+def test_an_invalid_key_is_reported_without_its_text(tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest) as caught:
         private_key("-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\n-----END OPENSSH PRIVATE KEY-----\n")
     assert "c2VjcmV0" not in str(caught.value)
@@ -121,7 +121,9 @@ def hosts() -> Iterator[Hosts]:
 
 
 @promise("S-288")
-def test_a_host_that_does_not_answer_who_logs_in_refuses_nobody(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_silent_during_login_counts_as_unreachable(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = Host()
     try:
         with pytest.raises(CredentialsInvalid):
@@ -134,7 +136,7 @@ def test_a_host_that_does_not_answer_who_logs_in_refuses_nobody(hosts: Hosts, mo
 
 
 @promise("S-288")
-def test_why_a_host_is_not_reached_is_said(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_says_why_a_host_is_unreachable(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh, "CONNECT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
@@ -147,7 +149,7 @@ def test_why_a_host_is_not_reached_is_said(hosts: Hosts, monkeypatch: pytest.Mon
 
 
 @promise("S-288")
-def test_a_connection_that_ends_under_a_script_is_made_anew(hosts: Hosts) -> None:
+def test_a_connection_that_breaks_during_a_script_is_made_anew(hosts: Hosts) -> None:
     """It is the host that went away, not the script that failed."""
     host = Host(dies=True)
     try:

@@ -76,7 +76,7 @@ class World:
 
 
 @promise("S-115")
-def test_a_pod_tries_and_goes() -> None:
+def test_a_probe_pod_runs_once_and_is_removed() -> None:
     cluster = Pods()
     world = World(cluster)
     assert world.step().wait_s is not None
@@ -95,13 +95,13 @@ def test_a_pod_tries_and_goes() -> None:
     ("claim", "status"),
     [(None, {}), ({**CLAIM, "status": {"phase": "Pending"}}, {}), (CLAIM, {"capabilities": {"rename": True}})],
 )
-def test_what_is_not_bound_or_known_already_is_not_tried(claim: Any, status: Any) -> None:
+def test_an_unbound_or_already_probed_claim_is_not_probed(claim: Any, status: Any) -> None:
     cluster = Pods()
     assert World(cluster).step(claim, status) == Tried()
     assert cluster.created == 0
 
 
-def test_it_starts_where_a_user_of_the_claim_runs() -> None:
+def test_the_probe_pod_runs_on_the_node_of_a_pod_that_uses_the_claim() -> None:
     """A volume of one node can't be mounted elsewhere."""
     volumes = [{"persistentVolumeClaim": {"claimName": "disk"}}]
     cluster = Pods({"metadata": {"name": "x"}, "spec": {"nodeName": "n-7", "volumes": volumes}})
@@ -110,7 +110,7 @@ def test_it_starts_where_a_user_of_the_claim_runs() -> None:
 
 
 @promise("S-115")
-def test_without_the_administrators_word_no_pod_is_made() -> None:
+def test_no_probe_pod_is_made_unless_the_administrator_allows_it() -> None:
     cluster = Pods()
     world = World(cluster, probe_claims=False)
     event = world.step().event
@@ -128,7 +128,7 @@ def test_without_the_administrators_word_no_pod_is_made() -> None:
         (json.dumps({"capabilities": {"flies": True}}), "could not be read"),
     ],
 )
-def test_a_failure_is_told_and_tried_again_later(message: str, complaint: str) -> None:
+def test_a_failed_probe_is_reported_and_retried_later(message: str, complaint: str) -> None:
     cluster = Pods()
     world = World(cluster)
     world.step()
@@ -156,7 +156,7 @@ AS_GROUP = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 2000, "supplementa
         ({"securityContext": {"runAsUser": 0}}, {"runAsUser": NOBODY}),
     ],
 )
-def test_where_root_is_refused_it_is_tried_as_the_pod_that_uses_the_claim(
+def test_where_root_is_refused_the_probe_runs_as_the_user_of_the_claims_pod(
     user: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     other = {"metadata": {"name": "x"}, "spec": {"volumes": USED, **user}}
@@ -169,7 +169,7 @@ def test_where_root_is_refused_it_is_tried_as_the_pod_that_uses_the_claim(
     assert cluster.created == 1
 
 
-def test_a_refusal_is_told_with_the_servers_words() -> None:
+def test_a_refused_probe_pod_is_reported_in_the_servers_words() -> None:
     world = World(Pods(refusal=ApiError(403, "Forbidden", "violates PodSecurity")))
     event = world.step().event
     assert event is not None

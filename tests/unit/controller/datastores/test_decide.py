@@ -81,7 +81,7 @@ def test_the_finalizer_comes_before_anything_is_made() -> None:
     assert (plan.finalizer, plan.apply, plan.look) == (True, (), False)
 
 
-def test_the_backend_is_asked_before_anything_is_made() -> None:
+def test_the_backend_is_probed_before_anything_is_made() -> None:
     assert decide(seen(facts=None)) == Plan(look=True, again=True)
 
 
@@ -97,7 +97,7 @@ def test_the_volume_comes_before_the_claim() -> None:
     assert second.unless_claimed == second.apply[0]
 
 
-def test_what_is_as_it_should_be_is_only_told() -> None:
+def test_objects_that_are_as_wanted_are_only_reported() -> None:
     plan = decide(settled())
     assert (plan.apply, plan.replace, plan.again, plan.ready) == ((), None, False, True)
     assert conditions(plan) == {
@@ -119,7 +119,7 @@ def test_the_status_fits_its_schema() -> None:
     assert status.on_deletion == "all of s3://digits/ is removed (Delete)"
 
 
-def test_deciding_twice_says_nothing_new() -> None:
+def test_deciding_twice_makes_no_second_event() -> None:
     first = decide(settled())
     again = settled()
     second = decide(replace(again, datastore={**again.datastore, "status": first.status}, now="2026-02-01T00:00:00Z"))
@@ -150,7 +150,7 @@ def test_each_failure_has_its_reason_and_makes_nothing(
     assert plan.events[0].warning
 
 
-def test_what_worked_and_fails_is_degraded_and_keeps_what_it_has() -> None:
+def test_a_datastore_that_worked_and_fails_is_degraded_and_keeps_its_objects() -> None:
     now = settled()
     worked = {**now.datastore, "status": decide(now).status}
     plan = decide(replace(now, datastore=worked, facts=Facts(error=errors.Unreachable("no route"))))
@@ -161,7 +161,7 @@ def test_what_worked_and_fails_is_degraded_and_keeps_what_it_has() -> None:
     assert plan.status["capabilities"] == {"rename": True}
 
 
-def test_a_spec_that_cannot_be_acted_on_is_told() -> None:
+def test_a_spec_that_cannot_be_acted_on_is_reported() -> None:
     mistake = Mistake("InvalidSpec", "spec.x is wrong", permanent=True)
     plan = decide(
         Observed(datastore=body(), effective=None, facts=Facts(error=mistake), claim=None, volume=None, now=NOW)
@@ -186,7 +186,7 @@ def test_edited_labels_are_put_back() -> None:
     assert [each["kind"] for each in plan.apply] == ["PersistentVolumeClaim"]
 
 
-def test_a_claim_that_is_being_deleted_is_told_and_not_touched() -> None:
+def test_a_claim_that_is_being_deleted_is_reported_and_not_touched() -> None:
     what = wanted()
     plan = decide(seen(claim=claim_of(what, deletionTimestamp=NOW), volume=volume_of(what)))
     assert plan.apply == ()
@@ -248,7 +248,7 @@ def test_a_claim_says_that_its_volume_grows_before_it_does() -> None:
 
 
 @promise("S-249")
-def test_a_volume_that_has_grown_is_told_to_its_claim() -> None:
+def test_the_claim_of_a_grown_volume_gets_the_new_size() -> None:
     """First to the kubelets of pods that use it; where none does, by us."""
     larger = {**SPEC, "capacity": "5Gi"}
     claim = claim_of(wanted(larger))
@@ -393,7 +393,7 @@ def test_a_claim_whose_volume_was_replaced_is_bound_again_without_an_alarm() -> 
 
 
 @promise("S-115")
-def test_what_was_found_out_about_a_volume_is_not_said_of_the_next_one() -> None:
+def test_capabilities_found_for_one_volume_are_not_reported_for_the_next() -> None:
     spec = {"claim": {"name": "disk", "probe": True}}
     claim = {"metadata": {"name": "disk"}, "spec": {"volumeName": "v-1"}, "status": {"phase": "Bound"}}
     facts = replace(WORKS, measured=Measured(objects=2, size_bytes=7), measured_at=NOW)
@@ -456,7 +456,7 @@ def going(spec: dict[str, Any] | None = None, **more: Any) -> DeletionState:
     return DeletionState(datastore=datastore, effective=what, **gone)
 
 
-def test_claim_then_volume_then_data_then_finalizer() -> None:
+def test_deletion_removes_claim_volume_data_and_finalizer_in_this_order() -> None:
     what = wanted(S3_DELETE)
     claim, volume = claim_of(what), volume_of(what)
     first = plan_deletion(going(claim=claim, volume=volume))
@@ -487,13 +487,13 @@ def test_pods_that_name_it_inline_are_waited_for(spec: dict[str, Any]) -> None:
 
 
 @promise("S-132")
-def test_before_data_goes_pods_are_looked_for_also_when_the_volume_is_gone() -> None:
+def test_pods_are_waited_for_before_data_is_removed_even_without_a_volume() -> None:
     assert plan_deletion(going(pods=None)).list_pods
     assert plan_deletion(going(pods=("train (inline)",))).release is None
     assert not plan_deletion(going(SPEC, pods=None)).list_pods, "nothing is removed"
 
 
-def test_retain_asks_nobody_for_keys() -> None:
+def test_a_deletion_with_retain_needs_no_credentials() -> None:
     assert plan_deletion(going(SPEC)).finish
 
 
@@ -541,7 +541,7 @@ def test_an_export_that_was_made_is_the_source_of_its_volume() -> None:
 
 @promise("S-287")
 @pytest.mark.parametrize("policy", ["Retain", "Delete", "Archive"])
-def test_an_export_is_taken_away_whatever_becomes_of_the_data(policy: str) -> None:
+def test_an_export_is_removed_with_every_reclaim_policy(policy: str) -> None:
     datastore, what = own_export(policy, volumeName="datastore-0b6d")
     state = replace(going(effective=what), datastore={**datastore, "metadata": body()["metadata"]})
     assert plan_deletion(state).release is Policy(policy)
@@ -550,7 +550,7 @@ def test_an_export_is_taken_away_whatever_becomes_of_the_data(policy: str) -> No
 
 
 @promise("S-287", "S-297")
-def test_an_export_waits_for_its_class_to_be_taken_away() -> None:
+def test_the_removal_of_an_export_waits_for_its_storageclass() -> None:
     """Without the class nobody knows where the export is, and it would be served for good."""
     datastore, _ = own_export(volumeName="datastore-0b6d", backend="nfs")
     gone = Mistake("StorageClassNotFound", "there is no StorageClass nas", permanent=True)
@@ -573,12 +573,12 @@ def test_a_failing_removal_is_told_and_tried_again_until_the_namespace_goes() ->
     assert left.events[0].reason == "DataLeft"
 
 
-def test_what_never_worked_is_let_go_at_once() -> None:
+def test_a_datastore_that_never_worked_is_released_at_once() -> None:
     never = going(failure=errors.Unreachable("x"))
     assert plan_deletion(replace(never, datastore={**never.datastore, "status": {}})).finish
 
 
-def test_a_spec_that_cannot_be_acted_on_is_let_go() -> None:
+def test_a_deleted_datastore_with_an_invalid_spec_is_released() -> None:
     assert plan_deletion(going(effective=None)).finish
 
 
@@ -638,7 +638,7 @@ def test_a_message_is_one_short_line_without_what_changes_each_time() -> None:
 
 
 @promise("S-301")
-def test_a_late_look_at_a_server_of_ours_is_believed_the_third_time() -> None:
+def test_a_managed_nfs_server_counts_as_down_at_the_third_failed_probe() -> None:
     good, late, busy = (
         Facts(),
         Facts(error=errors.DeadlineExceeded("within 10 s")),

@@ -39,7 +39,7 @@ def refused(spec: dict[str, Any], with_class: dict[str, Any] | None = None, sett
 OF_CLASS = {"storageClassName": "c"}
 
 
-def test_a_class_says_everything() -> None:
+def test_a_storageclass_supplies_all_settings() -> None:
     secret = {"secretName": "keys", "secretNamespace": "admin"}
     parameters = {
         "bucket": "b-${pvc.namespace}",
@@ -108,7 +108,7 @@ def test_a_classes_mount_options_are_those_of_its_volumes() -> None:
     assert desired.volume_holds(volume, volume)
 
 
-def test_another_class_is_named() -> None:
+def test_a_class_of_another_provisioner_is_reported() -> None:
     assert refused(OF_CLASS).startswith("StorageClassNotFound")
     assert refused(OF_CLASS, storage_class("ebs.csi.aws.com")).startswith("StorageClassNotOurs")
 
@@ -196,7 +196,7 @@ def test_an_export_of_its_own_is_of_the_default_class() -> None:
         (storage_class(**SHARED), "no NFS server"),
     ],
 )
-def test_a_class_that_names_another_server_than_made_the_export_is_refused(changed: dict[str, Any], named: str) -> None:
+def test_a_class_that_names_another_server_than_the_exports_own_is_refused(changed: dict[str, Any], named: str) -> None:
     """The export would be served by the old one for good, and the data be sought on the new one."""
     first = effective_spec(body(OF_CLASS), nfs_class(), Settings())
     made = {**body(OF_CLASS), "status": {"provisionedBy": first.provisioned_by}}
@@ -210,7 +210,7 @@ def test_a_class_that_names_another_server_than_made_the_export_is_refused(chang
 
 
 @promise("S-280")
-def test_a_default_class_that_is_none_is_told() -> None:
+def test_a_default_class_without_nfs_parameters_is_reported() -> None:
     other = storage_class(**SHARED)
     other["metadata"]["annotations"] = {DEFAULT_NFS_CLASS: "true"}
     assert "is the default for NFS, and its backend is s3" in refused(OWN, other)
@@ -249,7 +249,7 @@ def test_the_key_of_an_nfs_host_stays_with_the_controller() -> None:
 
 
 @promise("S-282")
-def test_a_class_says_the_capacity_of_who_says_none() -> None:
+def test_a_class_supplies_the_capacity_of_a_datastore_without_one() -> None:
     classed = nfs_class(capacity="10Gi")
     assert effective_spec(body(OWN), classed, Settings()).spec.capacity == 10 << 30
     assert effective_spec(body({**OWN, "capacity": "1Gi"}), classed, Settings()).spec.capacity == 1 << 30
@@ -297,7 +297,7 @@ def test_glusterfs_servers_of_users_are_those_that_are_listed() -> None:
     "server", ["127.0.0.1", "::1", "localhost", "169.254.169.254", "fd00:ec2::254", "10.96.0.1", "10.244.0.7"]
 )
 @pytest.mark.parametrize("backend", ["nfs", "glusterfs"])
-def test_no_server_inside_is_named_by_users(server: str, backend: str) -> None:
+def test_users_cannot_name_servers_inside_the_cluster(server: str, backend: str) -> None:
     """Whatever ranges are open to S3, and whatever other servers are listed."""
     where = (
         {"server": server, "path": "/a"} if backend == "nfs" else {"servers": ["g1.example.org", server], "volume": "v"}

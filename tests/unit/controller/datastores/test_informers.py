@@ -24,7 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("plural", BODIES)
-def test_nobody_is_woken_by_a_listing_that_shows_nothing_new(plural: str) -> None:
+def test_a_listing_without_changes_queues_no_object(plural: str) -> None:
     """kopf lists everything again every four minutes."""
     woken: list[Key] = []
     informers = Informers(woken.append, woken.append, lambda namespace: True)

@@ -28,7 +28,7 @@ def inline(datastore: str, driver: str = DRIVER) -> dict[str, Any]:
     return {"name": "i", "csi": {"driver": driver, **attributes}}
 
 
-def test_what_a_pod_that_ended_had_is_nobodys() -> None:
+def test_a_pod_that_has_ended_uses_no_volume() -> None:
     assert claims_of(pod("p", by_claim("a"), by_claim("b"))) == {"a", "b"}
     assert claims_of(pod("p", by_claim("a"), phase="Failed")) == frozenset()
     assert inline_secrets_of(pod("p", inline("digits"))) == {"keys"}
@@ -57,7 +57,7 @@ class Listed(Client):
 
 
 @promise("S-132")
-def test_one_list_serves_all_who_asked_before_it_began() -> None:
+def test_one_list_answers_all_requests_made_before_it_began() -> None:
     """It serves nobody who asked later, because the pods of the meantime are not in it."""
     cluster, now = Listed(pod("a", by_claim("digits")), pod("b", inline("digits")), pod("c", inline("other"))), [10.0]
     using = UsingPods(cluster, lambda: now[0])

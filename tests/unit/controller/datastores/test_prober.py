@@ -39,7 +39,7 @@ class Failing:
     ("error", "for_all"),
     [(Unreachable("x"), True), (DeadlineExceeded("x"), True), (ServerFault("x"), False), (Throttled("x"), False)],
 )
-def test_only_a_server_that_does_not_answer_is_away_for_all_of_its_datastores(
+def test_only_a_server_that_does_not_answer_counts_as_away_for_all_its_datastores(
     error: DatastoreError, for_all: bool
 ) -> None:
     """An answer is about one Datastore, whose name it may hold."""

@@ -87,7 +87,7 @@ def informers() -> Informers:
 
 
 @promise("S-71")
-def test_a_claim_that_the_cluster_does_not_accept_is_told_and_made_when_it_does() -> None:
+def test_a_refused_claim_is_reported_and_made_once_the_cluster_accepts_it() -> None:
     api, known = Api(), informers()
     known.datastores.put(datastore())
 
@@ -122,7 +122,7 @@ def test_a_claim_that_the_cluster_does_not_accept_is_told_and_made_when_it_does(
 
 
 @promise("S-209")
-def test_a_plain_claim_whose_datastore_the_cluster_does_not_accept_is_told_and_gets_it_when_it_does() -> None:
+def test_a_plain_claim_reports_its_refused_datastore_and_gets_it_once_accepted() -> None:
     api, known = Api(), informers()
     known.claims.put(plain_claim())
     known.classes.put(storage_class())

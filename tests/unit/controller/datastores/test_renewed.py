@@ -121,7 +121,7 @@ def run(story: Any) -> None:
 
 
 @promise("S-113")
-def test_a_secret_that_comes_is_looked_at_before_the_next_try() -> None:
+def test_a_new_secret_is_used_before_the_next_retry_is_due() -> None:
 
     async def story(world: World) -> None:
         assert await world.reason() == "SecretNotFound"
@@ -161,7 +161,7 @@ def test_a_secret_that_changes_while_it_is_tried_is_tried_again(monkeypatch: pyt
         ApiError(429, "TooManyRequests", "try again later"),
     ],
 )
-def test_an_api_server_that_shows_no_secret_says_nothing_of_the_storage(silent: Exception) -> None:
+def test_an_api_server_that_refuses_a_secret_does_not_make_the_storage_unreachable(silent: Exception) -> None:
 
     async def story(world: World) -> None:
         world.api.silent = silent
@@ -177,7 +177,7 @@ def test_an_api_server_that_shows_no_secret_says_nothing_of_the_storage(silent: 
     run(story)
 
 
-def test_the_secret_of_a_datastore_that_is_gone_is_nobodys() -> None:
+def test_the_secret_of_a_deleted_datastore_is_forgotten() -> None:
     async def story(world: World) -> None:
         await world.reason()
         assert world.uses.of(KEYS) == {KEY}
@@ -189,7 +189,7 @@ def test_the_secret_of_a_datastore_that_is_gone_is_nobodys() -> None:
 
 
 @promise("S-71")
-def test_a_secret_that_may_not_be_read_is_told_with_the_words_of_the_api_server() -> None:
+def test_a_secret_that_may_not_be_read_is_reported_in_the_api_servers_words() -> None:
 
     async def story(world: World) -> None:
         world.api.silent = FORBIDDEN

@@ -23,7 +23,7 @@ KEYS = SecretRef(namespace="team", name="keys")
 LONG_AGO = "2026-01-31T12:00:00Z"
 
 
-def test_uses_know_who_is_reached_by_what() -> None:
+def test_the_index_maps_each_secret_to_the_datastores_that_use_it() -> None:
     uses = Uses()
     uses.put(("team", "a"), KEYS)
     uses.put(("team", "a"), KEYS)
@@ -52,7 +52,7 @@ class Seen:
 
 @promise("S-113")
 @pytest.mark.parametrize("kind", ["MODIFIED", "ADDED"])
-def test_a_change_is_told_once_and_what_nobody_uses_never(kind: str) -> None:
+def test_a_changed_secret_is_reported_once_and_an_unused_one_never(kind: str) -> None:
     """Also one between two watches, each of which begins with what there is."""
     seen = Seen()
     seen.saw("ADDED", "5")
@@ -61,7 +61,7 @@ def test_a_change_is_told_once_and_what_nobody_uses_never(kind: str) -> None:
     assert seen.told == [("5", False), ("9", True)]
 
 
-def test_what_is_seen_for_the_first_time_was_rotated_if_it_changed_lately() -> None:
+def test_a_secret_seen_for_the_first_time_counts_as_rotated_if_it_changed_lately() -> None:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for times in ({"changed": now}, {"made": now}):
         seen = Seen()
@@ -74,7 +74,7 @@ def test_what_is_seen_for_the_first_time_was_rotated_if_it_changed_lately() -> N
 
 
 @promise("S-113")
-def test_a_deletion_is_told_once_and_what_is_made_again_has_new_keys() -> None:
+def test_a_deleted_secret_is_reported_once_and_its_successor_has_new_keys() -> None:
     seen = Seen()
     seen.saw("ADDED", "5")
     for kind, version, name in (("DELETED", "7", "keys"), ("DELETED", "8", "other"), ("ADDED", "9", "keys")):
@@ -111,7 +111,7 @@ class Watched(Client):
         ([("BOOKMARK", ""), ("ADDED", "keys")], [("5", False), (GONE, False), ("5", True)]),
     ],
 )
-def test_a_deletion_between_two_watches_is_told_with_the_first_bookmark(
+def test_a_deletion_between_two_watches_is_reported_with_the_first_bookmark(
     monkeypatch: pytest.MonkeyPatch, second: list[tuple[str, str]], told: list[tuple[str, bool]]
 ) -> None:
     """A watch that ends before its bookmark says nothing of what it has not shown."""

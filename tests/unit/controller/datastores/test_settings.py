@@ -14,7 +14,7 @@ def given(*arguments: str) -> Settings:
 
 
 @promise("S-113", "S-115")
-def test_what_takes_rights_is_off_unless_it_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_need_rights_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WATCH_SECRETS", "PROBE_CLAIMS"):
         monkeypatch.delenv(name, raising=False)
     assert (given().watch_secrets, given().probe_claims) == (False, False)

@@ -139,7 +139,7 @@ def test_a_model_and_the_store_of_a_namespace_are_made_on_first_use() -> None:
         ({"image": None}, "ImageUnknown", "its own pod"),
     ],
 )
-def test_what_a_save_waits_for_is_told(more: dict[str, Any], why: str, words: str) -> None:
+def test_the_status_says_what_a_save_waits_for(more: dict[str, Any], why: str, words: str) -> None:
     plan = decide(observed(version(), **more))
     assert plan.status is not None
     assert not plan.create
@@ -149,7 +149,7 @@ def test_what_a_save_waits_for_is_told(more: dict[str, Any], why: str, words: st
 
 
 @promise("S-394")
-def test_what_became_of_a_save_is_told_once() -> None:
+def test_the_result_of_a_save_is_reported_once() -> None:
     plan = decide(observed(version(), job=ended("Complete"), answer=ANSWER))
     assert plan.status is not None
     assert plan.model_status is not None
@@ -169,7 +169,7 @@ def test_what_became_of_a_save_is_told_once() -> None:
 
 
 @promise("S-394")
-def test_how_far_a_save_is_stands_in_the_status() -> None:
+def test_the_progress_of_a_save_is_in_the_status() -> None:
     job = {"metadata": {"name": "digits-7-save-01234567"}, "status": {}}
     progress = {"phase": "reading", "percent": 40}
     plan = decide(observed(version(), job=job, progress=progress))
@@ -184,14 +184,14 @@ def claim(uid: str = "0123456789", **more: Any) -> dict[str, Any]:
 
 
 @promise("S-395")
-def test_the_claim_of_a_version_is_told() -> None:
+def test_the_status_names_the_claim_of_a_version() -> None:
     plan = decide(observed(version(saved()), claim=claim(), store_volume=None))
     assert plan.status is not None
     assert (plan.status["claim"], plan.status["phase"]) == ("digits-7", "Ready")
 
 
 @promise("S-395")
-def test_anothers_claim_is_left_alone() -> None:
+def test_a_claim_of_another_owner_is_not_changed() -> None:
     plan = decide(observed(version(saved()), claim=claim("other")))
     assert plan.status is not None
     assert not plan.apply
@@ -200,7 +200,7 @@ def test_anothers_claim_is_left_alone() -> None:
 
 
 @promise("S-397")
-def test_a_version_goes_when_nobody_uses_it() -> None:
+def test_an_unused_version_is_deleted() -> None:
     """Who uses it, the claim, the bytes by a Job, the end."""
     going = version(saved(), going=True)
     used = decide(observed(going, claim=claim(), in_use="pod reader"))
@@ -300,7 +300,7 @@ def test_nothing_is_written_to_a_datastore_with_readonly() -> None:
 
 
 @promise("S-397")
-def test_the_end_of_a_reference_leaves_the_bytes() -> None:
+def test_deleting_a_reference_to_a_version_keeps_its_bytes() -> None:
     """Of a version that another save had made, or that the object only names."""
     named = version(saved(), going=True, version=7)
     assert decide(observed(named)).finalizer is False
@@ -309,6 +309,6 @@ def test_the_end_of_a_reference_leaves_the_bytes() -> None:
 
 
 @promise("S-397")
-def test_a_save_that_runs_is_ended_before() -> None:
+def test_a_running_save_is_ended_before_its_version_is_deleted() -> None:
     job = {"metadata": {"name": "digits-7-save-01234567"}, "status": {}}
     assert decide(observed(version(going=True), job=job)).delete == (job,)

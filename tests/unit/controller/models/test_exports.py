@@ -74,7 +74,7 @@ def test_a_directory_goes_from_bucket_to_bucket_and_a_file_through_a_mount() -> 
 
 
 @promise("S-404")
-def test_an_alias_is_what_the_model_says_or_else_the_store() -> None:
+def test_an_alias_is_taken_from_the_model_before_the_store() -> None:
     """Not what a Job found last: the alias may just have been moved in the Model, or by a laptop in the store."""
     listed = request(looked_at(export(alias="prod"), model=model({"prod": 7})))
     assert (listed["version"], listed["alias"]) == (7, "prod")
@@ -93,14 +93,14 @@ def test_an_alias_is_what_the_model_says_or_else_the_store() -> None:
         ({"image": None}, "ImageUnknown"),
     ],
 )
-def test_what_an_export_waits_for_is_told(more: dict[str, Any], why: str) -> None:
+def test_the_status_says_what_an_export_waits_for(more: dict[str, Any], why: str) -> None:
     plan = looked_at(export(), **more)
     assert plan.status is not None
     assert (plan.create, plan.status["phase"], plan.status["conditions"][0]["reason"]) == ((), "Pending", why)
 
 
 @promise("S-404")
-def test_what_became_of_an_export_is_told_once() -> None:
+def test_the_result_of_an_export_is_reported_once() -> None:
     """How far it is, then where it is; one that failed stays failed."""
     (job,) = looked_at(export()).create
     running = looked_at(export(), job=job, progress={"phase": "reading", "percent": 40})

@@ -112,7 +112,7 @@ def test_a_version_that_others_use_is_not_deleted_and_they_are_named() -> None:
 
 
 @promise("S-397")
-def test_one_that_leaves_the_bytes_goes_though_others_use_them() -> None:
+def test_a_modelversion_that_keeps_its_bytes_is_deleted_while_others_use_them() -> None:
     """Its save found a version with the same bytes."""
     api = Api()
     reconcile_once(api, version(SAME))
@@ -173,7 +173,7 @@ def waiting(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 @promise("S-393")
-def test_a_job_that_the_cluster_does_not_accept_is_told_and_made_when_it_does(
+def test_a_refused_job_is_reported_and_made_once_the_cluster_accepts_it(
     resource: Resource, body: dict[str, Any], condition: str
 ) -> None:
     api = Full(body)

@@ -53,13 +53,13 @@ def told(plan: Plan) -> tuple[str, str, str]:
 
 
 @promise("S-402")
-def test_a_model_whose_store_says_the_same_is_left_alone() -> None:
+def test_a_model_that_agrees_with_its_store_is_not_changed() -> None:
     assert looked_at(model()) == Plan()
     assert looked_at(model({"prod": 6})) == Plan()
 
 
 @promise("S-402")
-def test_an_alias_that_is_elsewhere_is_moved_by_a_job_and_then_told() -> None:
+def test_a_differing_alias_is_moved_by_a_job_and_reported() -> None:
     """One Job at a time, with the store's Secret alone; what the store says then stands in the status."""
     body = model({"prod": 5, "canary": 7}, conditions=[{"type": "Ready", "status": "True", "reason": "Stored"}])
     plan = looked_at(body)
@@ -81,7 +81,7 @@ def test_an_alias_that_is_elsewhere_is_moved_by_a_job_and_then_told() -> None:
 
 
 @promise("S-402")
-def test_what_can_not_be_moved_is_told_and_tried_again_when_something_is_new() -> None:
+def test_a_failed_move_is_reported_and_retried_after_a_change() -> None:
     """Another manifest, or another version."""
     body = model({"prod": 9})
     (job,) = looked_at(body).create

@@ -88,7 +88,7 @@ def world() -> World:
 
 
 @promise("S-246")
-def test_one_leads_and_goes_on_leading(world: World) -> None:
+def test_the_leader_renews_its_lease_and_keeps_leading(world: World) -> None:
     world.steps(world.one, world.two)
     world.wait(100, world.one, world.two)
     assert (world.one.leading(), world.two.leading()) == (True, False)
@@ -99,7 +99,7 @@ def test_one_leads_and_goes_on_leading(world: World) -> None:
 
 
 @promise("S-246")
-def test_who_is_paused_may_not_write_before_another_begins(world: World) -> None:
+def test_a_paused_leader_stops_writing_before_another_one_starts(world: World) -> None:
     """`one` is stopped and goes on later, without a chance to look at anything first."""
     world.steps(world.one, world.two)
     paused_at = world.clock.now
@@ -113,7 +113,7 @@ def test_who_is_paused_may_not_write_before_another_begins(world: World) -> None
 
 
 @promise("S-246")
-def test_there_is_time_between_the_last_write_and_the_first(world: World) -> None:
+def test_the_old_leaders_last_write_and_the_new_ones_first_are_apart(world: World) -> None:
     """Also when the API server answers nobody for a while."""
     world.steps(world.one, world.two)
     world.api.away = True
@@ -129,7 +129,7 @@ def test_there_is_time_between_the_last_write_and_the_first(world: World) -> Non
 
 
 @promise("S-246")
-def test_of_two_that_try_at_once_one_is_refused(world: World) -> None:
+def test_only_one_of_two_simultaneous_candidates_wins(world: World) -> None:
     world.steps(world.one)
     asyncio.run(world.one.release())
     stale = world.api.lease
@@ -147,7 +147,7 @@ def test_of_two_that_try_at_once_one_is_refused(world: World) -> None:
     assert not world.two.leading()
 
 
-def test_who_ends_in_order_is_followed_at_once(world: World) -> None:
+def test_an_orderly_exit_lets_the_next_leader_start_at_once(world: World) -> None:
     world.steps(world.one, world.two)
     asyncio.run(world.one.release())
     assert not world.one.leading()

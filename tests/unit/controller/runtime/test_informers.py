@@ -23,7 +23,7 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
     assert store.values() == []
 
 
-def test_an_answer_that_comes_after_the_end_does_not_bring_it_back() -> None:
+def test_a_late_answer_does_not_revive_a_deleted_object() -> None:
     store = InformerStore()
     store.put(body(5))
     store.drop(("n", "a"), "u")

@@ -27,7 +27,7 @@ def test_a_key_waits_once_and_is_worked_on_once_at_a_time() -> None:
     asyncio.run(story())
 
 
-def test_an_appointment_is_kept_and_the_earlier_one_wins() -> None:
+def test_a_key_is_reconciled_at_the_earlier_of_two_times() -> None:
     async def story() -> None:
         queue = WorkQueue()
         queue.add_after(A, 60.0)
@@ -42,7 +42,7 @@ def test_an_appointment_is_kept_and_the_earlier_one_wins() -> None:
 
 
 @promise("S-245")
-def test_namespaces_have_their_turns_whatever_one_of_them_has_waiting() -> None:
+def test_namespaces_take_turns_however_long_the_queue_of_one_is() -> None:
 
     async def story() -> None:
         queue = WorkQueue()

@@ -22,7 +22,7 @@ async def _ask(port: int, path: str) -> bytes:
 
 
 @promise("S-212")
-def test_whoever_holds_connections_keeps_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_holds_connections_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does whoever asks for metrics all the time."""
     monkeypatch.setattr(serving, "METRICS_S", PATIENCE_S)
     made: list[None] = []

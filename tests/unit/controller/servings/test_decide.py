@@ -139,7 +139,7 @@ def test_tensorflow_serving_finds_the_version_and_answers_health_checks(image: s
 
 
 @promise("S-410")
-def test_an_autoscaler_chooses_how_many_pods_there_are_and_goes_when_it_is_asked_for_no_more() -> None:
+def test_an_autoscaler_sets_the_number_of_pods_until_it_is_no_longer_requested() -> None:
     plain = {name: value for name, value in SPEC.items() if name != "replicas"}
     scaled = {**plain, "autoscaling": {"minReplicas": 2, "maxReplicas": 5}, "resources": {"requests": {"cpu": "500m"}}}
     first = made(decide(seen(scaled)))
@@ -160,7 +160,7 @@ def test_an_autoscaler_chooses_how_many_pods_there_are_and_goes_when_it_is_asked
 
 
 @promise("S-410")
-def test_what_is_as_it_should_be_is_left_alone_and_what_was_changed_by_hand_is_put_right() -> None:
+def test_objects_as_wanted_are_not_changed_and_edits_by_hand_are_undone() -> None:
     plan = decide(settled())
     assert plan.apply == plan.delete == ()
     assert conditions(plan) == {
@@ -182,7 +182,7 @@ def _objects(there: Observed) -> dict[str, Any]:
 
 
 @promise("S-410")
-def test_what_somebody_else_made_under_the_name_is_left_alone() -> None:
+def test_an_object_of_another_owner_with_the_name_is_not_changed() -> None:
     other = {"kind": "Service", "metadata": {"name": "digits", "namespace": "team"}, "spec": {}}
     plan = decide(seen(service=other))
     assert plan.apply == ()
@@ -191,7 +191,7 @@ def test_what_somebody_else_made_under_the_name_is_left_alone() -> None:
 
 
 @promise("S-411")
-def test_a_damaged_version_is_told_with_its_path_and_both_digests_and_the_old_one_goes_on() -> None:
+def test_a_damaged_version_is_reported_with_both_digests_and_the_old_one_keeps_serving() -> None:
     text = "digits/2/weights: was saved with sha256 aa, and has bb now"
     old, new = pod("old", 1), pod("new", 2, ready=False, code=3, text=text)
     plan = decide(settled(model=aliased(2), pods=[old, new]))
@@ -206,7 +206,7 @@ def test_a_damaged_version_is_told_with_its_path_and_both_digests_and_the_old_on
 
 
 @promise("S-411")
-def test_a_rollout_warns_of_nothing_but_of_pods_that_answer_no_more() -> None:
+def test_a_rollout_warns_only_of_pods_that_stopped_answering() -> None:
     pods = [pod("p-0", 1, ready=False), pod("p-1", 1, ready=False)]
     starting = decide(settled(pods=pods))
     done = decide(settled(serving=serving(**starting.status)))
@@ -219,7 +219,7 @@ def test_a_rollout_warns_of_nothing_but_of_pods_that_answer_no_more() -> None:
 
 
 @promise("S-412")
-def test_an_alias_that_moved_changes_the_pods_and_back_again_makes_the_same_as_before() -> None:
+def test_moving_an_alias_replaces_the_pods_and_moving_it_back_restores_them() -> None:
     before = settled()
     assert before.deployment is not None
     rolled = made(decide(seen(model=aliased(2), **_objects(before))))["Deployment"]
@@ -295,7 +295,7 @@ def test_the_pods_have_no_token_and_the_rest_of_the_template() -> None:
         ({}, {"store": {"metadata": {"name": "models"}}}, "WaitingForStore", "can't be mounted yet"),
     ],
 )
-def test_while_it_can_not_be_said_what_is_to_be_served_what_serves_goes_on(
+def test_running_pods_keep_serving_while_the_wanted_version_is_unknown(
     spec: dict[str, Any], more: dict[str, Any], reason: str, words: str
 ) -> None:
     wanted = {name: value for name, value in {**SPEC, **spec}.items() if value is not None}
@@ -307,7 +307,7 @@ def test_while_it_can_not_be_said_what_is_to_be_served_what_serves_goes_on(
     assert conditions(decide(seen(wanted, **more)))["Ready"] == ("False", reason)
 
 
-def test_what_keeps_a_pod_from_answering_is_told() -> None:
+def test_the_status_says_why_a_pod_does_not_answer() -> None:
     stuck = pod("a", 1, ready=False)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     stuck["status"]["containerStatuses"] = [{"name": "serve", "state": waiting}]

@@ -44,7 +44,7 @@ class Full(Client):
 
 
 @promise("S-410")
-def test_what_the_cluster_does_not_accept_is_told_and_made_when_it_does() -> None:
+def test_a_refused_object_is_reported_and_made_once_the_cluster_accepts_it() -> None:
     api = Full()
     kind = ServingKind(Settings(verify_image="image"), api, lambda: None)
     tell = {watch.resource: watch.tell for watch in kind.watches()}

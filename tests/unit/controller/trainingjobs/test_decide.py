@@ -235,7 +235,7 @@ def test_the_job_of_a_role() -> None:
 
 
 @promise("S-347")
-def test_own_failures_fail_an_index_and_lost_nodes_are_counted_first() -> None:
+def test_a_program_error_fails_the_index_and_a_lost_node_does_not() -> None:
     world = World(FOUR)
     world.settle()
     rules = world.jobs["worker"]["spec"]["podFailurePolicy"]["rules"]
@@ -421,7 +421,7 @@ def test_suspend_gives_everything_back_and_resume_goes_on() -> None:
 
 
 @promise("S-349")
-def test_what_is_deleted_is_left_to_the_cluster() -> None:
+def test_nothing_is_done_for_a_deleted_job() -> None:
     world = World(FOUR)
     world.settle()
     world.body["metadata"]["deletionTimestamp"] = timestamp(NOW)
@@ -592,7 +592,7 @@ def test_a_user_who_is_not_root_may_write_by_an_fs_group() -> None:
 
 
 @promise("S-345")
-def test_why_a_replica_does_not_start_is_told() -> None:
+def test_the_status_says_why_a_replica_does_not_start() -> None:
     world = World("command: [nosuch]")
     world.settle()
     world.pod("master", 0, "Pending")
@@ -674,7 +674,7 @@ SAVING += "datastores: [{name: all, path: /o}, {name: out, path: /out, subPath: 
 
 
 @promise("S-355")
-def test_what_a_job_has_made_is_saved_once_when_nothing_of_it_runs() -> None:
+def test_the_result_of_a_job_is_saved_once_after_all_its_pods_have_ended() -> None:
     world = World(SAVING)
     world.datastores = {"all": READY, "out": READY}
     world.settle()
