@@ -21,7 +21,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from queue import SimpleQueue
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.retry import THIS_THREAD, Call, Work, current_call
@@ -42,7 +42,7 @@ _LOST_S = 1800.0
 _LOOK_S = 30.0
 """How often the lanes are checked for calls to abandon."""
 _TICK_S = 0.25
-"""How often the waits with a timeout (_Waits) are checked."""
+"""How often the waits with a timeout are checked."""
 _TAKE_OVER_S = 0.02
 """How often a thread in Loop.run() checks whether it has to turn the loop, because no other thread does."""
 
@@ -213,67 +213,29 @@ class Lock:
         self.release()
 
 
-class Edge(Future[None]):
-    """Waits until a non-blocking descriptor is ready again; edge-triggered (EPOLLET in epoll(7)).
+class Wait(Future[None]):
+    """A wait of one task at a time, with a timeout, which can be repeated. While no task waits, it counts as done."""
 
-    Before it waits, a task has to use the descriptor until EAGAIN, or to send a request whose answer it waits for. Only
-    one task may wait at a time. While no task waits, the future counts as done.
-    """
-
-    def __init__(self, loop: Loop, fd: int) -> None:
-        self.done = True
-        self._loop = loop
-        self._until = 0.0
-        loop.watch(fd, self._changed, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
-
-    def wait(self, seconds: float) -> Future[None]:
-        """`await` a change of the descriptor's state. Errors: TimeoutError, up to a quarter of a second late."""
-        loop = self._loop
-        self.done, self.error = False, None
-        self._until = loop.clock() + seconds
-        loop.waits.add(self)
-        return self
-
-    def _changed(self) -> None:
-        if not self.done:
-            self._loop.waits.remove(self)
-            self.set_result(None)
-
-    def look(self, now: float) -> None:
-        """See Bounded."""
-        if not self.done and now >= self._until:
-            self._loop.waits.remove(self)
-            self.set_error(TimeoutError())
-
-
-class Bounded(Protocol):
-    """A wait with a timeout."""
-
-    def look(self, now: float) -> None:
-        """If the timeout is over, end the wait and remove it from Loop.waits. now: of the loop's clock, in seconds."""
-
-
-class _Waits(set[Bounded]):
-    """All waits with a timeout, checked every _TICK_S. A timer for each would outlive its wait."""
+    done = True
+    until = 0.0
+    """When the timeout ends it, in seconds of the loop's clock."""
 
     def __init__(self, loop: Loop) -> None:
-        super().__init__()
-        self._loop = loop
-        self._looks = False
+        self.loop = loop
 
-    def add(self, wait: Bounded) -> None:
-        super().add(wait)
-        if not self._looks:
-            self._looks = True
-            self._loop.later(_TICK_S, self._look)
+    def begin(self, seconds: float) -> Future[None]:
+        """`await` the call of end(). Errors: TimeoutError, up to a quarter of a second late."""
+        loop = self.loop
+        self.done, self.error = False, None
+        self.until = loop.clock() + seconds
+        loop.wait(self)
+        return self
 
-    def _look(self) -> None:
-        now = self._loop.clock()
-        for wait in list(self):
-            wait.look(now)
-        self._looks = bool(self)
-        if self._looks:
-            self._loop.later(_TICK_S, self._look)
+    def end(self) -> None:
+        """Let the task that waits, if any, continue."""
+        if not self.done:
+            self.loop.waits.remove(self)
+            self.set_result(None)
 
 
 class Semaphore:
@@ -316,7 +278,10 @@ class Loop:
         """The functions given to every(), each with the number of its present timer."""
         self._at_end: dict[Ready, None] = {}
         self._soon: deque[Ready] = deque()
-        self.waits = _Waits(self)
+        self.waits: set[Wait] = set()
+        """All waits that tasks are in, checked every _TICK_S: a timer for each would outlive its wait."""
+        self._looks = False
+        """Whether a check of the waits is scheduled."""
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lock = threading.Lock()
         self._turner = threading.Lock()
@@ -345,6 +310,22 @@ class Loop:
     def later(self, seconds: float, call: Ready) -> None:
         """Call `call` once, after `seconds`."""
         heappush(self._timers, (self.clock() + seconds, next(self._numbers), call))
+
+    def wait(self, wait: Wait) -> None:
+        """Have a wait ended by its timeout."""
+        self.waits.add(wait)
+        if not self._looks:
+            self._looks = True
+            self.later(_TICK_S, self._look)
+
+    def _look(self) -> None:
+        now = self.clock()
+        for wait in [wait for wait in self.waits if now >= wait.until]:
+            self.waits.remove(wait)
+            wait.set_error(TimeoutError())
+        self._looks = bool(self.waits)
+        if self._looks:
+            self.later(_TICK_S, self._look)
 
     def every(self, seconds: float, call: Ready) -> None:
         """Call `call` about every `seconds` until never(call)."""

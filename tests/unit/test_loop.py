@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from datastore.errors import DeadlineExceeded, MountFailed
 from datastore.fuse import loop as module
-from datastore.fuse.loop import Edge, Future, Lock, Loop, Semaphore, Task, all_of, each, now, pause, running
+from datastore.fuse.loop import Future, Lock, Loop, Semaphore, Task, Wait, all_of, each, now, pause, running
 from datastore.retry import Call, current_call, one_call
 from tests.clock import ManualClock
 from tests.patience import PATIENCE_S
@@ -34,6 +35,13 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
     yield pairs
     for fd in (fd for pair in pairs for fd in pair):
         os.close(fd)
+
+
+def watched(loop: Loop, end: socket.socket) -> Wait:
+    """The wait for a change of a socket's state."""
+    wait = Wait(loop)
+    loop.watch(end.fileno(), wait.end, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    return wait
 
 
 def test_what_can_be_read_is_called_until_it_is_given_up(loop: Loop, pipes: list[tuple[int, int]]) -> None:
@@ -329,7 +337,7 @@ def test_an_edge_tells_that_something_came_or_can_be_sent(
 ) -> None:
     """To each side what it waits for, as often as it changes."""
     one, other = ends
-    edge = Edge(loop, one.fileno())
+    edge = watched(loop, one)
 
     async def receives() -> list[bytes]:
         got: list[bytes] = []
@@ -337,7 +345,7 @@ def test_an_edge_tells_that_something_came_or_can_be_sent(
             try:
                 got.append(one.recv(100))
             except BlockingIOError:
-                await edge.wait(PATIENCE_S)
+                await edge.begin(PATIENCE_S)
         return got
 
     async def sends(left: int) -> None:
@@ -345,7 +353,7 @@ def test_an_edge_tells_that_something_came_or_can_be_sent(
             try:
                 left -= one.send(bytes(left))
             except BlockingIOError:
-                await edge.wait(PATIENCE_S)
+                await edge.begin(PATIENCE_S)
 
     def takes(left: int) -> None:
         while left:
@@ -372,7 +380,7 @@ def test_who_waits_too_long_at_an_edge_is_told_so_with_the_next_look(
     """And who is told of a change is not. Nothing is looked at while nobody waits."""
     clock = ManualClock()
     loop, (one, other) = Loop(clock.monotonic), ends
-    edges = [Edge(loop, one.fileno()), Edge(loop, other.fileno())]
+    edges = [watched(loop, one), watched(loop, other)]
     waiting: list[Future[None]] = []
 
     def passes(seconds: float) -> list[bool]:
@@ -384,7 +392,7 @@ def test_who_waits_too_long_at_an_edge_is_told_so_with_the_next_look(
 
     timers = len(loop._timers)
     passes(0.0)  # that they can be written to is told once
-    waiting += [edge.wait(seconds) for edge, seconds in zip(edges, (1.0, 9.0), strict=True)]
+    waiting += [edge.begin(seconds) for edge, seconds in zip(edges, (1.0, 9.0), strict=True)]
     assert passes(0.9) == [False, False]
     assert passes(0.1 + module._TICK_S) == [True, False]
     assert isinstance(waiting[0].error, TimeoutError)

@@ -18,7 +18,7 @@ import termios
 from collections.abc import Callable
 from itertools import count
 
-from ...loop import Edge, Future, Loop
+from ...loop import Loop, Wait
 from ..base import Body, FilePart
 from .errors import UNANNOUNCED
 from .tls import TlsSocket
@@ -59,19 +59,12 @@ class TooMuch(Exception):
     """The body is larger than the caller accepts."""
 
 
-class _Kernel:
-    """The Edge of a blocking connection: the kernel has already waited as long as allowed, so wait() times out."""
-
-    def wait(self, seconds: float) -> Future[None]:
-        raise TimeoutError
-
-
 class Connection:
     """A connected socket, plain or TLS, for one thread or one task at a time. Without an event loop its calls block;
     with one they await, and the connection is closed when the loop ends. Errors of all calls: TimeoutError, OSError.
     """
 
-    __slots__ = ("_edge", "_held", "_limit_s", "_loop", "_sent_at_once", "_stream", "_tls", "secure", "sock")
+    __slots__ = ("_change", "_held", "_limit_s", "_loop", "_sent_at_once", "_stream", "_tls", "secure", "sock")
 
     def __init__(self, stream: socket.socket | TlsSocket, loop: Loop | None = None) -> None:
         self._stream = stream
@@ -83,10 +76,12 @@ class Connection:
         """Of a blocking connection: the bytes that were not acknowledged before the present call."""
         self._loop = loop
         self._sent_at_once = False
-        self._edge: Edge | _Kernel = _Kernel()
         if loop is not None:
             sock.setblocking(False)
-            self._edge = Edge(loop, sock.fileno())
+            self._change = Wait(loop)
+            """The wait for a change of the socket's state, reported once (EPOLLET in epoll(7)): before it waits, a task
+            has to use the socket until EAGAIN, or to send a request whose answer it waits for."""
+            loop.watch(sock.fileno(), self._change.end, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             loop.at_end(self.close)
 
     def close(self) -> None:
@@ -114,13 +109,16 @@ class Connection:
         """Wait until a call is worth another try; a blocking connection has waited in the kernel. That the other side
         takes what was sent is no silence: the kernel may hold a MiB of it, for which a slow line needs a minute.
         Errors: TimeoutError."""
-        limit_s = pace()
-        held = self._held if self._loop is None else self._unacknowledged()
-        try:
-            await self._edge.wait(limit_s)
-        except TimeoutError:
-            if self._unacknowledged() >= held:
-                raise
+        limit_s, held = pace(), self._held
+        if self._loop is not None:
+            held = self._unacknowledged()
+            try:
+                await self._change.begin(limit_s)
+                return
+            except TimeoutError:
+                pass
+        if self._unacknowledged() >= held:
+            raise TimeoutError
 
     def _unacknowledged(self) -> int:
         """Return how many bytes the kernel holds that the other side has not acknowledged (SIOCOUTQ in tcp(7))."""

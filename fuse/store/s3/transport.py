@@ -18,7 +18,7 @@ from itertools import chain
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
 
-from ...loop import Future, Loop, running
+from ...loop import Loop, Wait, running
 from ..base import FilePart, in_memory
 from .dialing import Route, connected
 from .errors import UNANNOUNCED, connection_words, one_line
@@ -49,32 +49,6 @@ class TransportLimits:
     body_floor: int = 1 << 10
     long_s: float = 300.0
     keep_s: float = 55.0
-
-
-class _Turn:
-    """A task that waits for a place in the pool."""
-
-    __slots__ = ("_loop", "_transport", "_until", "given")
-
-    def __init__(self, transport: Transport, loop: Loop, limit_s: float) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._until = loop.clock() + limit_s
-        self.given: Future[bool] = Future()
-        loop.waits.add(self)
-
-    def set(self) -> bool:
-        """Give the waiting task a place; return False when its loop has ended. Any thread may call this."""
-        return self._loop.soon(partial(self._end, given=True))
-
-    def look(self, now: float) -> None:
-        """Give up if the wait takes too long; see loop.Bounded."""
-        if now >= self._until and self._transport.withdraw(self.set):
-            self._end(given=False)
-
-    def _end(self, *, given: bool) -> None:
-        self._loop.waits.remove(self)
-        self.given.set_result(given)
 
 
 class Transport:
@@ -111,14 +85,20 @@ class Transport:
             if self._free:
                 self._free -= 1
                 return
-            turn = threading.Event() if loop is None else _Turn(self, loop, limit_s)
-            self._waiting.append(turn.set)
-        if isinstance(turn, _Turn):
-            given = await turn.given
-        else:
-            given = turn.wait(limit_s) or not self.withdraw(turn.set)
-        if not given:
-            raise DeadlineExceeded(f"{self.route}: all {self.limits.connections} connections stayed busy")
+            given = threading.Event() if loop is None else Wait(loop)
+            give = partial(given.loop.soon, given.end) if isinstance(given, Wait) else given.set
+            self._waiting.append(give)
+        try:
+            if isinstance(given, Wait):
+                await given.begin(limit_s)
+            elif not given.wait(limit_s):
+                raise TimeoutError
+        except TimeoutError:
+            with self._lock:
+                if give not in self._waiting:  # the place has just been given
+                    return
+                self._waiting.remove(give)
+            raise DeadlineExceeded(f"{self.route}: all {self.limits.connections} connections stayed busy") from None
 
     def leave_place(self) -> None:
         """Give the place back, to the caller that has waited longest if there is one."""
@@ -130,14 +110,6 @@ class Transport:
                 give = self._waiting.popleft()
             if give() is not False:
                 return
-
-    def withdraw(self, give: Callable[[], bool | None]) -> bool:
-        """Stop waiting for a place; return False when the place has just been given."""
-        with self._lock:
-            if give not in self._waiting:
-                return False
-            self._waiting.remove(give)
-            return True
 
     def close(self) -> None:
         """Close idle connections; those in use are closed when they are given back. Idempotent."""
