@@ -217,23 +217,40 @@ class RetryingStore:
         ours: Callable[[], Answering[T | None]] | None = None,
         counted: bool = True,
     ) -> T:
-        """Return the answer to one call, after as many attempts as the budget allows.
+        """Return the answer to one call, after as many attempts as the budget allows. If the first attempt took over
+        half of the budget, it was making progress, and the budget begins when it failed.
 
         sent: bytes of the request's body. received: returns those of an answer. ours: returns what an earlier attempt
         without an answer has written, or None. counted: the call counts in the metrics.
         """
-        began, call, silence = self._clock(), current_call(), self.metrics.silence
+        retrier, began, call, silence = self._retrier, self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
         silence.asked(sent)
-        failed, lost, by_store, got = "", "", True, 0
+        failed, lost, by_store, unanswered, got = "", "", True, False, 0
         refusal: StoreError | None = None
         try:
-            try:
-                answer = await attempt()
-            except StoreError as error:
-                if not error.transient:
-                    raise
-                answer = await self._ask_again(method, attempt, error, began, since, ours)
+            for number in itertools.count(1):
+                try:
+                    answer = await attempt()
+                    break
+                except (AlreadyExists, PreconditionFailed, NotFound):
+                    found = await ours() if ours is not None and unanswered else None
+                    if found is None:
+                        raise
+                    answer = found
+                    break
+                except StoreError as failure:
+                    if not failure.transient:
+                        raise
+                    failed_at, delay_s = self._clock(), retrier.delay_s(number)
+                    if number == 1 and failed_at - began > retrier.budget_s / 2:
+                        since = failed_at
+                    if failed_at - since + delay_s > retrier.budget_s:
+                        raise
+                    unanswered |= not isinstance(failure, Throttled)
+                    silence.failed(failure)
+                    self.metrics.record_retry(method, failure)
+                await retrier.sleep(delay_s)
             if received is not None:
                 got = received(answer)
             return answer
@@ -251,54 +268,11 @@ class RetryingStore:
                 self._answered_at = ended
                 if counted:
                     silence.answered(refusal)
-            del refusal  # its traceback holds this frame
             if by_store and call is not None:
                 call.failing_since = since if lost else None
             if counted:
                 self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
-
-    async def _ask_again(
-        self,
-        method: str,
-        attempt: Callable[[], Answering[T]],
-        error: StoreError,
-        began: float,
-        since: float,
-        ours: Callable[[], Answering[T | None]] | None,
-    ) -> T:
-        """Return the answer to a call whose first attempt failed.
-
-        since: when the budget began. If the first attempt took over half of the budget, it was making progress, and the
-        budget begins when it failed. Errors: the last failure, when it is not transient or the budget is spent.
-        """
-        retrier = self._retrier
-        broke_off = self._clock()
-        if broke_off - began > retrier.budget_s / 2:
-            since = broke_off
-        unanswered = False
-        try:
-            for number in itertools.count(1):
-                delay_s = retrier.delay_s(number)
-                if self._clock() - since + delay_s > retrier.budget_s:
-                    break
-                unanswered |= not isinstance(error, Throttled)
-                self.metrics.silence.failed(error)
-                self.metrics.record_retry(method, error)
-                await retrier.sleep(delay_s)
-                try:
-                    return await attempt()
-                except (AlreadyExists, PreconditionFailed, NotFound):
-                    found = await ours() if ours is not None and unanswered else None
-                    if found is None:
-                        raise
-                    return found
-                except StoreError as failure:
-                    if not failure.transient:
-                        raise
-                    error = failure
-            raise error
-        finally:
-            del error  # its traceback holds this frame, which holds the body
+            del refusal  # its traceback holds this frame, which holds the body
 
     async def _ours(
         self,
