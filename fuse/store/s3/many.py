@@ -120,20 +120,18 @@ class Many:
         loop = running()
         assert loop is not None, "many requests need a loop"
         width, over = self._width, Future[None]()
-        at_work = strikes = answered = busy = 0
+        at_work, strikes, answered, busy = 1, 0, 0, 0
         began, is_paced = loop.clock(), False
         end: BaseException | None = None
 
-        def begin() -> None:
-            nonlocal at_work
-            while end is None and at_work < width.connections and (wanted := feed()) is not None:
-                at_work += 1
-                loop.spawn(one_after_the_other(wanted))
-
-        async def one_after_the_other(wanted: W | None) -> None:
+        async def work() -> None:
+            """Ask for one item after the other; have another task do the same while there are connections."""
             nonlocal at_work, strikes, answered, busy, is_paced, end
             try:
-                while wanted is not None:
+                while end is None and (wanted := feed()) is not None:
+                    if at_work < width.connections:
+                        at_work += 1
+                        loop.spawn(work())
                     failure = await ask(wanted)
                     if isinstance(failure, DeadlineExceeded | Unreachable):
                         strikes += 1
@@ -146,21 +144,14 @@ class Many:
                         width.paced(loop.clock() - began)
                     if (strikes >= _STRIKES or busy > answered + _BUSY) and end is None:
                         end = failure
-                    wanted = feed() if end is None else None
-                    if wanted is not None:
-                        begin()
-            except BaseException as error:  # raised below
+            except BaseException as error:  # raised below, when all tasks have ended
                 end = error
             at_work -= 1
             if not at_work:
                 over.set_result(None)
 
-        try:
-            begin()
-        except BaseException as error:  # raised when the calls that were begun have ended
-            end = error
-        if at_work:
-            await over
+        await work()
+        await over
         if end is not None and not isinstance(end, StoreError):
             raise end
         return end
