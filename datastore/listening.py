@@ -67,7 +67,7 @@ class UnixListener:
             raise MountFailed(f"can't listen on {self.path}: {error.strerror or error}") from error
         self._listener = listener
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float = 5.0) -> None:
         """Accept no more clients, and wait up to timeout_s until the present ones are served. Idempotent."""
         listener, self._listener = self._listener, None
         if listener is None:

@@ -58,51 +58,34 @@ def failed(*errors: str) -> Answer:
     return {"ok": False, "errors": list(errors)}
 
 
-def parse(line: bytes) -> Answer | None:
-    """Return the request in a line, or None when the line is not a request."""
-    try:
-        request = json.loads(line)
-    except ValueError:
-        return None
-    return request if isinstance(request, dict) and isinstance(request.get("op"), str) else None
-
-
-class ControlServer:
-    """The control socket of one mount, in the mount's state directory."""
+class ControlServer(UnixListener):
+    """The control socket of one mount, in the mount's state directory.
+    operations: what start() begins to answer requests with, by name, each with its timeout in seconds."""
 
     def __init__(self, directory: Path) -> None:
-        self._operations: Mapping[str, tuple[Operation, float]] = {}
-        self._listener = UnixListener(directory / SOCKET, self._serve, clients=CLIENTS)
+        super().__init__(directory / SOCKET, self._answer, clients=CLIENTS)
+        self.operations: Mapping[str, tuple[Operation, float]] = {}
 
-    def bind(self) -> None:
-        """Listen; requests are answered only after start(). Errors: MountFailed."""
-        self._listener.bind()
-
-    def start(self, operations: Mapping[str, tuple[Operation, float]]) -> None:
-        """Answer requests, by these operations, each with its timeout in seconds. Errors: MountFailed."""
-        self._operations = operations
-        self._listener.start()
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Take no more clients, and wait up to timeout_s until the present ones have their answer. Idempotent."""
-        self._listener.stop(timeout_s)
-
-    def _serve(self, client: socket.socket) -> None:
+    def _answer(self, client: socket.socket) -> None:
         client.settimeout(IDLE_S)
         with client.makefile("rwb") as stream:
-            while self._listener.listening and (line := stream.readline(LINE_LIMIT)):
+            while self.listening and (line := stream.readline(LINE_LIMIT)):
                 for answer in self._answers(line):
                     stream.write(json.dumps(answer).encode() + b"\n")
                     stream.flush()
 
     def _answers(self, line: bytes) -> Iterator[Answer]:
         """Yield the lines that answer one request, as the operation makes them."""
-        request = parse(line)
-        if request is None or request["op"] not in self._operations:
-            known = ", ".join(sorted(self._operations))
+        try:
+            request = json.loads(line)
+        except ValueError:
+            request = None
+        name = request.get("op") if isinstance(request, dict) else None
+        if not isinstance(name, str) or name not in self.operations:
+            known = ", ".join(sorted(self.operations))
             yield failed(f"not a request: a line of JSON with op, one of {known}, is expected")
             return
-        operation, deadline_s = self._operations[request["op"]]
+        operation, deadline_s = self.operations[name]
         lines: SimpleQueue[Answer] = SimpleQueue()
         threading.Thread(target=_run, args=(operation, request, lines), name="control-operation", daemon=True).start()
         end = time.monotonic() + deadline_s
@@ -110,7 +93,7 @@ class ControlServer:
             try:
                 answer = lines.get(timeout=max(0.0, end - time.monotonic()))
             except Empty:
-                yield {**failed(f"{request['op']} took longer than {deadline_s:.0f} s"), "late": True}
+                yield {**failed(f"{name} took longer than {deadline_s:.0f} s"), "late": True}
                 return
             yield answer
             if "ok" in answer:

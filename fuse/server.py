@@ -191,16 +191,15 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
         signal.signal(signal.SIGUSR2, lambda *_: self._events.put("leave"))
-        self.control.start(
-            {
-                "status": (self._status, STATUS_TIMEOUT_S),
-                "flush": (self._flush, FLUSH_TIMEOUT_S),
-                "discard": (self._discard, STATUS_TIMEOUT_S),
-                "warm": (self._warm, WARM_TIMEOUT_S),
-                "settings": (self._settings, SETTINGS_TIMEOUT_S),
-                "stop": (self._stop, FLUSH_TIMEOUT_S),
-            }
-        )
+        self.control.operations = {
+            "status": (self._status, STATUS_TIMEOUT_S),
+            "flush": (self._flush, FLUSH_TIMEOUT_S),
+            "discard": (self._discard, STATUS_TIMEOUT_S),
+            "warm": (self._warm, WARM_TIMEOUT_S),
+            "settings": (self._settings, SETTINGS_TIMEOUT_S),
+            "stop": (self._stop, FLUSH_TIMEOUT_S),
+        }
+        self.control.start()
         self.metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
             fs, ready = self.store.filesystem, self._ready

@@ -264,7 +264,8 @@ class GlusterSupervisor(Supervisor):
             "settings": lambda _request, _progress: {"later": []},
             "stop": self._stop,
         }
-        self._control.start({name: (operation, CONTROL_TIMEOUT_S) for name, operation in operations.items()})
+        self._control.operations = {name: (operation, CONTROL_TIMEOUT_S) for name, operation in operations.items()}
+        self._control.start()
         threading.Thread(target=self._look_now_and_then, name="look", daemon=True).start()
 
     def _look_now_and_then(self) -> None:
