@@ -205,9 +205,9 @@ class StateDb:
 
     def failed_unsent(self, staging: str, error: str, *, stuck: bool) -> None:
         """Record why a file that belongs to no node could not be sent; on a full disk this does nothing."""
-        with self._lock, suppress(OSError), _disk_errors():
+        with self._lock, suppress(OSError):
             self._take_young(staging)
-            self._connection.execute("update unsent set error=?, stuck=? where staging=?", (error, stuck, staging))
+            self._execute("update unsent set error=?, stuck=? where staging=?", (error, stuck, staging))
 
     def unsent(self) -> list[Unsent]:
         """Return all rows, oldest first."""
@@ -220,22 +220,17 @@ class StateDb:
 
     def upload_begun(self, key: str, since_ns: int) -> UploadNote:
         """Record, before the request, that an upload will be created; return its note. Errors: OSError(ENOSPC)."""
-        with self._lock, _disk_errors():
-            cursor = self._connection.execute(
-                "insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)
-            )
-            assert cursor.lastrowid is not None
-            return UploadNote(cursor.lastrowid)
+        return UploadNote(self._execute("insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)))
 
     def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
         """Record the id that the store gave an upload; with a full disk the upload is found by its key later."""
-        with self._lock, suppress(OSError), _disk_errors():
-            self._connection.execute("update uploads set upload_id=? where id=?", (upload_id, note))
+        with suppress(OSError):
+            self._execute("update uploads set upload_id=? where id=?", (upload_id, note))
 
     def upload_ended(self, note: UploadNote) -> None:
         """Drop an upload that was completed or aborted; with a full disk the next start tries to abort it again."""
-        with self._lock, suppress(OSError), _disk_errors():
-            self._connection.execute("delete from uploads where id=?", (note,))
+        with suppress(OSError):
+            self._execute("delete from uploads where id=?", (note,))
 
     def uploads(self) -> list[NotedUpload]:
         """Return all uploads that were begun and not ended."""
@@ -256,21 +251,17 @@ class StateDb:
     ) -> Intent:
         """Record a change before it is made. move: the record that the node will have then. Errors: OSError."""
         intent = Intent(0, kind, source, target, move, subject or Subject(), request)
-        with self._lock, _disk_errors():
-            cursor = self._connection.execute("insert into begun(intent) values(?)", (_stored_intent(intent),))
-            assert cursor.lastrowid is not None
-            return intent._replace(id=cursor.lastrowid)
+        return intent._replace(id=self._execute("insert into begun(intent) values(?)", (_stored_intent(intent),)))
 
     def put_off(self, intent: Intent, now_ns: int) -> Intent:
         """Record that an intent was postponed; its names may be used again, so it is not about what is written from now
         on. Return the new intent. Errors: OSError."""
         later = intent._replace(subject=intent.subject._replace(put_off_ns=intent.subject.put_off_ns or now_ns))
-        with self._lock, _disk_errors():
-            self._update_intent(later)
+        self._update_intent(later)
         return later
 
     def _update_intent(self, intent: Intent) -> None:
-        self._connection.execute("update begun set intent=? where id=?", (_stored_intent(intent), intent.id))
+        self._execute("update begun set intent=? where id=?", (_stored_intent(intent), intent.id))
 
     def moved(self, intent: Intent, etag: str, settled: Sequence[str] = ()) -> None:
         """Record that the file of a 'rename-file' is at the target, so that only the source is left to be removed.
@@ -342,6 +333,11 @@ class StateDb:
             )
             count -= surplus
         self.attributes_at_most = count
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> int:
+        """Execute a statement that changes rows; return the id of the row if one is inserted. Errors: OSError."""
+        with self._lock, _disk_errors():
+            return self._connection.execute(statement, values).lastrowid or 0
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
