@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from datastore.fuse.kernel import abi
-from datastore.fuse.kernel.requests import new_buffer
+from datastore.fuse.kernel.session import new_buffer
 
 SIZE = (1 << 20) + 2 * abi.PAGE_SIZE
 
