@@ -5,6 +5,7 @@ It only creates, reads, patches and deletes objects; the controller (datastore/c
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import time
@@ -25,6 +26,7 @@ from datastore.training.cluster import names, usage
 from datastore.training.cluster.replicas import replicas_of
 from datastore.training.driver import JobExists, LogLine, NoSuchJob, Observed, check, check_goes_on, chosen, newest
 from datastore.training.evidence import Evidence
+from datastore.training.loglines import LineSplitter
 from datastore.training.policy import State
 from datastore.training.topology import Task
 
@@ -141,7 +143,8 @@ class KubernetesDriver:
             ended = False
             try:
                 ended = self.observe(name, namespace).status.phase in _ENDED
-                yield from newest(self._new_lines(name, namespace, readers), tail)
+                new = self._new_lines(name, namespace, readers, last=ended or not follow)
+                yield from newest(new, tail)
                 tail = None
                 outage.over()
             except Unreachable as error:
@@ -153,7 +156,7 @@ class KubernetesDriver:
                 return
             time.sleep(POLL_S)
 
-    def _new_lines(self, name: str, namespace: str, readers: Sequence[_Reader]) -> Iterator[LogLine]:
+    def _new_lines(self, name: str, namespace: str, readers: Sequence[_Reader], *, last: bool) -> Iterator[LogLine]:
         pods = self._pods(name, namespace)
         kept, logged = self._evidence(name, namespace)
         logs = {each.name: each.log for each in kept.replicas}
@@ -161,7 +164,8 @@ class KubernetesDriver:
             own = [pod for pod in pods if _is_of(pod, reader.task) and pod["metadata"]["uid"] not in logged]
             yield from reader.kept(logs.get(reader.task.name, ""))
             for pod in sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
-                yield from reader.new(pod)
+                ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+                yield from reader.new(pod, last=last or ended)
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
         """See Driver. The figures are from the node plugins, which report every 10 s; `why` says why there are none."""
@@ -252,39 +256,66 @@ class _Reader:
         self.task = task
         self._client = client
         self._namespace = job.namespace
-        self._last: dict[str, str] = {}
-        """The time of the newest line that was printed, by the uid of its pod."""
+        self._pods: dict[str, _PodLog] = {}
         self._trail: deque[str] = deque(maxlen=_TRAIL)
         self._kept = ""
 
-    def new(self, pod: Raw) -> Iterator[LogLine]:
-        """Yield the lines of a pod since the last call."""
-        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        query = [("container", names.CONTAINER), ("timestamps", "true")]
-        last = self._last.get(uid, "")
-        if last:
-            query.append(("sinceTime", f"{last[:19]}Z"))  # whole seconds: printed lines come again
+    def new(self, pod: Raw, *, last: bool) -> Iterator[LogLine]:
+        """Yield the lines of a pod since the last call. last: also a last line without an end."""
+        read = self._pods.setdefault(pod["metadata"]["uid"], _PodLog())
+        query = [("container", names.CONTAINER), ("timestamps", "true"), *read.since]
         try:
-            text = self._client.text(PODS.path(self._namespace, name, "log"), query)
+            text = self._client.text(PODS.path(self._namespace, pod["metadata"]["name"], "log"), query)
         except (InvalidRequest, NotFound):
-            return  # it has not started, or is gone
-        for line in text.splitlines():
-            at, _, words = line.partition(" ")
-            if at > last:
-                self._last[uid] = max(at, self._last.get(uid, ""))
-                yield self._line(words)
+            text = ""  # it has not started, or is gone
+        for line in read.new(text, last=last):
+            yield self._line(line)
 
     def kept(self, log: str) -> Iterator[LogLine]:
         """Yield the lines of the log in the evidence that were not printed before."""
         if log == self._kept:
             return
         self._kept = log
-        lines = log.splitlines()
+        whole = LineSplitter()
+        lines = [*whole.feed(log.encode()), *whole.end()]
         yield from [self._line(words) for words in lines[_printed(lines, list(self._trail)) :]]
 
     def _line(self, words: str) -> LogLine:
         self._trail.append(words)
         return LogLine(role=self.task.role, index=self.task.index, text=words)
+
+
+class _PodLog:
+    """What was read of the log of one pod. The kubelet writes a time before each line that ends with a newline, and
+    gives the beginning of one that has no end yet."""
+
+    def __init__(self) -> None:
+        self._lines = LineSplitter()
+        self._last = b""
+        """The newest time that was read."""
+        self._read_bytes = 0
+        """How much was read of what has that time: several lines may have the same, and the last one may grow."""
+
+    @property
+    def since(self) -> list[tuple[str, str]]:
+        """The query for what may be new: as it has whole seconds only, some of it comes again."""
+        return [("sinceTime", f"{self._last[:19].decode()}Z")] if self._last else []
+
+    def new(self, text: str, *, last: bool) -> Iterator[str]:
+        """Yield the lines that are new in an answer. last: also a last line without an end."""
+        again = self._read_bytes
+        for entry in io.BytesIO(text.encode()):  # by newlines only, where splitlines() knows a dozen other ends
+            at, _, words = entry.partition(b" ")
+            if at < self._last:
+                continue
+            if at > self._last:
+                self._last, self._read_bytes, again = at, 0, 0
+            new = words[again:]
+            again -= len(words) - len(new)
+            self._read_bytes += len(new)
+            yield from self._lines.feed(new)
+        if last:
+            yield from self._lines.end()
 
 
 def _printed(lines: Sequence[str], trail: Sequence[str]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -36,6 +35,7 @@ from datastore.training.local.records import (
 )
 from datastore.training.local.replica import MAX_LOG_BYTES
 from datastore.training.local.starting import removed_on_failure, start_launcher
+from datastore.training.loglines import LineSplitter
 from datastore.training.policy import State
 from datastore.training.topology import tasks_of
 from datastore.units import format_count, format_size
@@ -52,9 +52,6 @@ BEGIN_TIMEOUT_S = 60.0
 _NAMED = 10
 """The most names in a message."""
 _READ_BYTES = 1 << 16
-_MAX_LINE_BYTES = 1 << 20
-"""A longer line is shown in several, since a program may never end it."""
-_LINE_END = re.compile(rb"(\r*\n|\r+)")
 
 
 class LocalDriver:
@@ -358,15 +355,12 @@ def _sweep(directory: JobDirectory, deadline: float) -> None:
 
 
 class _Lines:
-    """Reads a growing log line by line, from the oldest part that is kept on disk. A carriage return ends a line, too,
-    as a progress bar writes no other end until it is full."""
+    """Reads a growing log line by line, from the oldest part that is kept on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = -1
-        self._rest = bytearray()
-        self._after_return = False
-        """Whether the line before ended with a carriage return, so that a newline that follows is of that end."""
+        self._lines = LineSplitter()
 
     def new(self, *, last: bool) -> Iterator[str]:
         """Yield the lines since the last call. last: also a last line without an end."""
@@ -380,43 +374,25 @@ class _Lines:
                     # Looked at after the read: the launcher frees the space of old parts, which then read as zeros.
                     kept = _kept_from(log, self._at)
                     if kept > self._at:
-                        yield from self._lines(b"\n") if self._rest else ()
+                        yield from self._lines.end()
                         before = self._at
                         self._skip(log, kept)
                         gone = format_size(self._at - before)
                         yield f"[datastore] {gone} of the log are left out here: they are no longer kept"
                     else:
                         self._at += len(chunk)
-                        yield from self._lines(chunk)
+                        yield from self._lines.feed(chunk)
                     log.seek(self._at)
         except FileNotFoundError:
             return
-        if last and self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest.clear()
+        if last:
+            yield from self._lines.end()
 
     def _skip(self, log: BinaryIO, offset: int) -> None:
         """Continue with the first line that begins after an offset."""
         if offset > self._at:
             log.seek(offset)
             self._at = offset + log.read(_READ_BYTES).find(b"\n") + 1
-
-    def _lines(self, chunk: bytes) -> Iterator[str]:
-        if self._after_return:
-            chunk = chunk.lstrip(b"\r")
-            self._after_return = not chunk
-            chunk = chunk.removeprefix(b"\n")
-        *parts, rest = _LINE_END.split(chunk)
-        for text, end in zip(parts[::2], parts[1::2], strict=True):
-            self._rest += text
-            if self._rest or end.endswith(b"\n"):
-                yield self._rest.decode(errors="replace")
-                self._after_return = not rest and not end.endswith(b"\n")
-            self._rest.clear()
-        self._rest += rest
-        if len(self._rest) > _MAX_LINE_BYTES:
-            yield self._rest.decode(errors="replace")
-            self._rest.clear()
 
 
 def _kept_from(log: BinaryIO, offset: int) -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -87,6 +88,34 @@ def test_a_log_begins_with_its_last_lines_and_is_followed(
     api.objects[LOG]["text"] = "2026-01-01T00:00:00.0Z none\n2026-01-01T00:00:01.0Z one\n"
     monkeypatch.setattr(driver.time, "sleep", lambda _: ends(api))  # type: ignore[attr-defined]
     assert [each.text for each in cluster.logs("digits", "team", follow=True, tail=1)] == ["one", "two"]
+
+
+@promise("S-348")
+def test_a_progress_bar_is_followed_and_no_line_is_lost(
+    api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet writes a time before what ends with a newline only. It gives the beginning of a longer line, which
+    then grows, and several lines may have one time."""
+    at = "2026-01-01T00:00:0%d.0Z "
+    wrote = [
+        f"{at % 1}one\n{at % 1}two\n{at % 2}\r epoch: 10%\repoch: 20%",
+        f"\repoch: 30%\n{at % 3}a\x0cb\u2028c\n",
+        f"{at % 3}same time\n{at % 4}the last word",
+    ]
+    api.objects[LOG]["text"] = wrote.pop(0)
+
+    def goes_on(_: float) -> None:
+        api.objects[LOG]["text"] += wrote.pop(0)
+        if not wrote:
+            api.objects[JOB]["status"]["phase"] = "Succeeded"
+
+    monkeypatch.setattr(driver.time, "sleep", goes_on)  # type: ignore[attr-defined]
+    lines = [each.text for each in cluster.logs("digits", "team", follow=True)]
+    bar = [" epoch: 10%", "epoch: 20%", "epoch: 30%"]
+    assert lines == ["one", "two", *bar, "a\x0cb\u2028c", "same time", "the last word"]
+    asked = [parse_qs(urlsplit(target).query) for _, target, _ in api.asked if "/log?" in target]
+    since = [each.get("sinceTime") for each in asked]
+    assert since == [None, ["2026-01-01T00:00:02Z"], ["2026-01-01T00:00:03Z"]]
 
 
 @promise("S-365")
