@@ -48,13 +48,7 @@ class Job:
         """Wait until the job has finished. Errors: TimeoutError after timeout_s; the job continues then. DatastoreError
         for a job with a schedule, which has no end."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not (observed := self.observe()).finished:
-            if observed.job.spec.schedule is not None:
-                last = observed.status.last_run
-                raise DatastoreError(
-                    f"TrainingJob {self.name} has a schedule, which has no end, and each run is a job of its own; "
-                    + (f"wait for the last one: datastore.training.job({last!r})" if last else "none was yet")
-                )
+        while not (observed := self._with_an_end()).finished:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"TrainingJob {self.name} is still {observed.status.phase} after {timeout_s:g} s")
             time.sleep(_POLL_S)
@@ -62,11 +56,11 @@ class Job:
 
     def watch(self) -> Observed:
         """Show the job until it has finished: in a notebook a table that is renewed, elsewhere a line per change.
-        An interrupt ends the watching, not the job."""
+        An interrupt ends the watching, not the job. Errors: DatastoreError, also for a job with a schedule."""
         show = _display()
         before = ""
         while True:
-            observed = self.observe()
+            observed = self._with_an_end()
             if show is not None:
                 show(self)
             elif (line := _line(observed)) != before:
@@ -76,6 +70,17 @@ class Job:
             if observed.finished:
                 return observed
             time.sleep(_POLL_S)
+
+    def _with_an_end(self) -> Observed:
+        """Return the present state of the job. Errors: DatastoreError when it has a schedule, which has no end."""
+        observed = self.observe()
+        if observed.job.spec.schedule is not None:
+            last = observed.status.last_run
+            raise DatastoreError(
+                f"TrainingJob {self.name} has a schedule, which has no end, and each run is a job of its own; "
+                + (f"look at the last one: datastore.training.job({last!r})" if last else "none was yet")
+            )
+        return observed
 
     def free(self) -> float:
         """End all processes of the job, keep its logs and figures, and return how many seconds that took."""

@@ -87,9 +87,10 @@ def test_mistakes_raise_an_error_of_one_line(laptop: Laptop, tmp_path: Path) -> 
 
 @promise("S-339")
 @pytest.mark.timeout(120)
-def test_the_wait_for_a_schedule_is_refused(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_has_no_end_that_could_be_waited_for(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(laptop.directory)
     job = datastore.training.submit({**JOB, "spec": {**JOB["spec"], "schedule": "0 3 1 1 *"}})  # type: ignore[dict-item]
-    with pytest.raises(DatastoreError, match=r"TrainingJob noted has a schedule.* none was yet"):
-        job.wait()
+    for wait in (job.wait, job.watch):
+        with pytest.raises(DatastoreError, match=r"TrainingJob noted has a schedule.* none was yet"):
+            wait()
     job.delete()
