@@ -3,7 +3,9 @@
 A launcher calls `decide` when the state of a task has changed and again after some time, and carries out the decision.
 
 Exit codes: 0 is success; 1 to 127 are failures of the program, and end the job. After 128 and above (a signal: 137 is
-a kill, 143 an eviction) and after the loss of a node, tasks are restarted, at most `backoff_limit` times in all.
+a kill, 143 an eviction) and after the loss of a node, tasks are restarted, at most `backoff_limit` times in all. In a
+collective the others lose their connections to a task that is killed, and fail with exit codes of 1 to 127 themselves.
+So if all tasks are restarted together, one that was killed tells why the others failed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from datastore.units import format_count
 
 FIRST_RETRIED_CODE = 128
 MAX_DELAY_S = 60.0
+SETTLE_S = 3.0
+"""How long a failed task of a collective waits for the report of a killed one, because two nodes report independently:
+a kubelet looks at its containers every second, and then writes the status of the pod."""
 
 
 class _OfTask(Protocol):
@@ -77,12 +82,14 @@ class RunPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The input of decide(): all tasks, restarts so far, seconds since the start, and since the training succeeded."""
+    """The input of decide(): all tasks, restarts so far, seconds since the start, since the training succeeded, and
+    since the first task failed."""
 
     tasks: Sequence[TaskState]
     restarts: int = 0
     running_s: float = 0.0
     trained_s: float | None = None
+    failed_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,13 @@ class Wait:
     """Wait. seconds: the most until decide() has to be called again; None: no limit."""
 
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A task has failed, maybe because another one was killed: wait at most these seconds for the report of that."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +131,7 @@ class Finish:
     message: str
 
 
-Decision = Wait | Restart | Release | Finish
+Decision = Wait | Settle | Restart | Release | Finish
 
 
 def policy_of(spec: TrainingJobSpec, topology: Topology) -> RunPolicy:
@@ -135,22 +149,28 @@ def policy_of(spec: TrainingJobSpec, topology: Topology) -> RunPolicy:
 def decide(policy: RunPolicy, seen: Seen) -> Decision:
     """Return what to do. A final failure comes before success, then the deadline, then the restart of failed tasks."""
     failed = [each for each in seen.tasks if each.state is State.FAILED]
-    if broken := next((each for each in failed if not each.retriable), None):
+    killed = [each for each in failed if each.retriable]
+    together = policy.restart == "all"
+    broken = next((each for each in failed if not each.retriable), None)
+    if broken and not (together and killed):
+        since_s = SETTLE_S if seen.failed_s is None else seen.failed_s
+        if together and since_s < SETTLE_S and any(each.state is State.RUNNING for each in seen.tasks):
+            return Settle(SETTLE_S - since_s)
         return Finish(False, "TaskFailed", broken.failure)
     if _trained(policy, seen.tasks):
         return _wait_for_evaluator(policy, seen)
     if policy.deadline_s is not None and seen.running_s >= policy.deadline_s:
         return Finish(False, "DeadlineExceeded", f"it ran for its activeDeadlineSeconds, {policy.deadline_s:.0f}")
-    if failed:
-        return _again(policy, seen, failed)
+    if killed:
+        return _again(policy, seen, killed, f", and {broken.failure}" if broken else "")
     return Wait(None if policy.deadline_s is None else policy.deadline_s - seen.running_s)
 
 
-def _again(policy: RunPolicy, seen: Seen, failed: Sequence[TaskState]) -> Decision:
-    why = failed[0].failure
+def _again(policy: RunPolicy, seen: Seen, killed: Sequence[TaskState], more: str) -> Decision:
+    why = killed[0].failure + more
     if seen.restarts >= policy.backoff_limit:
         return Finish(False, "BackoffLimitExceeded", f"{why}, after {format_count(seen.restarts, 'restart')}")
-    again = seen.tasks if policy.restart == "all" else failed
+    again = seen.tasks if policy.restart == "all" else killed
     return Restart(tuple(each.task for each in again), restart_delay_s(seen.restarts), why)
 
 

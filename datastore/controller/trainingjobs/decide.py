@@ -28,6 +28,7 @@ from datastore.training.policy import (
     Restart,
     RunPolicy,
     Seen,
+    Settle,
     State,
     TaskState,
     counts,
@@ -319,6 +320,7 @@ def _follow(seen: Observed, policy: RunPolicy, status: _Status, replicas: Sequen
             restarts=status.restarts,
             running_s=(seen.now - start).total_seconds() if start else 0.0,
             trained_s=_trained_s(seen, policy, replicas),
+            failed_s=_failed_s(seen, replicas),
         ),
     )
     status.fields["roles"] = counts([each.state for each in replicas])
@@ -329,6 +331,8 @@ def _follow(seen: Observed, policy: RunPolicy, status: _Status, replicas: Sequen
             return _release(seen, status, decision)
         case Restart() if policy.restart == "all":
             return _restart_all(seen, status, decision, replicas, policy)
+        case Settle():
+            return _told(seen, status, decision.seconds)
     if broken := _given_up(seen.jobs):
         return _verdict(seen, status, broken, seen.now)
     if isinstance(decision, Restart):
@@ -355,6 +359,13 @@ def _trained_s(seen: Observed, policy: RunPolicy, replicas: Sequence[Replica]) -
     if not all(each.state.state is State.SUCCEEDED for each in wanted):
         return None
     return max((seen.now - (each.ended_at or seen.now)).total_seconds() for each in wanted)
+
+
+def _failed_s(seen: Observed, replicas: Sequence[Replica]) -> float | None:
+    """Return the seconds since the first replica failed; None if that can't be told, as its node's clock is ahead."""
+    ends = [each.ended_at for each in replicas if each.ended_at and each.state.state is State.FAILED]
+    since_s = (seen.now - min(ends, default=seen.now)).total_seconds()
+    return since_s if ends and since_s >= 0 else None
 
 
 def _end_of(decision: Finish, replicas: Sequence[Replica], now: datetime) -> datetime:

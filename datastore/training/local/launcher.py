@@ -80,6 +80,8 @@ class _Times:
     started: float = 0.0
     trained: float | None = None
     """When the training succeeded, while the evaluator continues; None before."""
+    failed: float | None = None
+    """When the first replica failed since the last restart; None before."""
     sampled: float = 0.0
     checked: float = 0.0
 
@@ -338,6 +340,8 @@ class Launcher:
             if stop := self._wanted_stop():
                 return stop
             ended = [each for each in self._all() if each.reap()]
+            if self._times.failed is None and any(each.state is State.FAILED for each in ended):
+                self._times.failed = time.monotonic()
             changed = self._start_due() or bool(ended)
             decision = decide(self._policy, self._seen())
             match decision:
@@ -363,6 +367,7 @@ class Launcher:
             restarts=self._restarts,
             running_s=now - self._times.started,
             trained_s=None if self._times.trained is None else now - self._times.trained,
+            failed_s=None if self._times.failed is None else now - self._times.failed,
         )
 
     def _start_due(self) -> bool:
@@ -378,6 +383,7 @@ class Launcher:
         again = [each for each in self._replicas if each.task in decision.tasks]
         self._end([each for each in again if each.runs])
         self._restarts += 1
+        self._times.failed = None
         if len(again) == len(self._replicas):
             # The old ports may not be free yet, and as all tasks start again, all learn the new ones.
             self._new_topology()

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from datastore.training.policy import (
+    Decision,
     Finish,
     Release,
     Restart,
     Seen,
+    Settle,
     State,
     TaskState,
     Wait,
@@ -43,10 +45,16 @@ def tasks(spec: str, framework: str = "tensorflow", **codes: int | str) -> list[
 
 
 def decision(
-    spec: str, framework: str = "tensorflow", restarts: int = 0, trained_s: float | None = None, **codes: int | str
-) -> Wait | Restart | Release | Finish:
+    spec: str,
+    framework: str = "tensorflow",
+    restarts: int = 0,
+    trained_s: float | None = None,
+    failed_s: float | None = None,
+    **codes: int | str,
+) -> Decision:
     made = job(spec, framework)
-    seen = Seen(tasks=tasks(spec, framework, **codes), restarts=restarts, running_s=50.0, trained_s=trained_s)
+    there = tasks(spec, framework, **codes)
+    seen = Seen(tasks=there, restarts=restarts, running_s=50.0, trained_s=trained_s, failed_s=failed_s)
     return decide(policy_of(made.spec, in_a_cluster(made)), seen)
 
 
@@ -120,6 +128,31 @@ def test_a_kill_starts_all_again_in_collectives(framework: str) -> None:
     assert isinstance(found, Restart)
     assert names(found.tasks) == ["master-0", "worker-0", "worker-1"]
     assert found.why == "worker-1 ended with exit code 137"
+
+
+@promise("S-324")
+@pytest.mark.parametrize("code", [137, "lost"])
+def test_those_that_fail_because_another_one_was_killed_start_again_with_it(code: int | str) -> None:
+    """In a collective its connections break, and the others end with exit codes of their own. Nodes report in any
+    order."""
+    pair = "roles: {worker: {replicas: 2}}"
+    waits = decision(pair, "pytorch", master_0=1, failed_s=1.0)
+    assert waits == Settle(2.0)
+    both = decision(pair, "pytorch", master_0=1, worker_1=code, failed_s=1.0)
+    assert isinstance(both, Restart)
+    assert names(both.tasks) == ["master-0", "worker-0", "worker-1"]
+    assert both.why.endswith(", and master-0 ended with exit code 1")
+
+
+@promise("S-324")
+def test_a_collective_that_fails_by_itself_has_failed() -> None:
+    """At once if none is left to report anything else, and where a replica starts again alone."""
+    pair, failed = "roles: {worker: {}}", Finish(False, "TaskFailed", "master-0 ended with exit code 1")
+    assert decision(pair, "pytorch", master_0=1, failed_s=3.0) == failed
+    assert decision(pair, "pytorch", master_0=1, worker_0=1, failed_s=0.0) == failed
+    assert decision(pair + ", restart: replica", "pytorch", master_0=1, failed_s=0.0) == failed
+    alone = decision(pair + ", restart: replica", "pytorch", master_0=1, worker_0=137, failed_s=0.0)
+    assert alone == failed
 
 
 @promise("S-324")

@@ -363,6 +363,25 @@ def test_a_collective_starts_again_as_a_whole_and_not_more_often_than_it_may() -
     assert world.condition("Failed") == ("True", "BackoffLimitExceeded")
 
 
+@promise("S-347")
+@pytest.mark.parametrize("first", ["master", "worker"])
+def test_a_collective_whose_master_fails_because_a_worker_was_killed_starts_again(first: str) -> None:
+    """Whichever of the two nodes reports first, and during the pause before the restart."""
+    world = World("roles: {worker: {replicas: 2}}", "pytorch")
+    world.settle()
+    world.run_all()
+    ends = {"master": ("master", 0, "Failed", 1), "worker": ("worker", 1, "Failed", 137)}
+    world.pod(*ends.pop(first))
+    plan = world.settle()
+    assert plan.after_s is not None
+    assert world.condition("Failed") == ("", "")
+    world.pod(*ends.popitem()[1])
+    world.settle()
+    world.settle(5)
+    assert world.condition("Failed") == ("", "")
+    assert world.status["restarts"] == 1
+
+
 @promise("S-348")
 def test_the_evaluator_goes_on_when_the_training_is_done_and_the_others_are_freed() -> None:
     world = World("roles: {master: {}, ps: {replicas: 1}, worker: {replicas: 1}, evaluator: {}}")
