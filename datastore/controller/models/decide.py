@@ -240,7 +240,9 @@ def _going(seen: Observed, version: ModelVersion) -> Plan:
             request = request_of(version, body["metadata"]["uid"], "delete", places.places["store"], None)
             return Plan(create=(wanted_job(body, "delete", request, seen.image, places),), soon=True)
         except Mistake as mistake:
-            if mistake.permanent or not is_saved(body) or "deletionTimestamp" in seen.store["metadata"]:
+            # A save that was not completed may have left bytes, too; the controller's own image is known in a moment.
+            unsaved = not is_saved(body) and seen.image is not None
+            if mistake.permanent or unsaved or "deletionTimestamp" in seen.store["metadata"]:
                 return Plan(finalizer=False)
             way_out = f"kubectl datastore remove-finalizer mv/{body['metadata']['name']} leaves them in the store"
             return _told(seen, "Deleting", mistake.reason, f"the bytes are not deleted: {mistake}; {way_out}")

@@ -244,6 +244,15 @@ def test_a_deletion_waits_for_a_store_that_is_not_ready() -> None:
 
 
 @promise("S-397")
+def test_a_deletion_waits_until_the_controller_knows_its_own_image() -> None:
+    """An interrupted save may have written the version, too, so a Job has to look."""
+    for going in (version(going=True), version(saved(), going=True)):
+        told = decide(observed(going, image=None))
+        assert (told.finalizer, reason(told)) == (None, "ImageUnknown")
+        assert len(decide(observed(going)).create) == 1
+
+
+@promise("S-397")
 def test_a_deletion_that_failed_is_tried_again_after_a_minute() -> None:
     """Not at once: an alias may mean the version for months."""
     going = version(saved(), going=True)
