@@ -97,8 +97,8 @@ class DatastoreStatus(Status):
     )
     provisioned_by: Text | None = Field(
         None,
-        description="What the export of a Datastore with a StorageClass is made by: the NFS host and its directory, or "
-        "the namespace of the NFS servers. A StorageClass that names another one is refused.",
+        description="Where the StorageClass had the data made: the bucket, prefix and endpoint, the NFS host and its "
+        "directory, or the namespace of the NFS servers. A StorageClass that names another place is refused.",
     )
     volume_name: Text | None = Field(None, description="Name of the PersistentVolume of the claim.")
     backend: Text | None = Field(None, description="Backend that has the data: s3, nfs, glusterfs, claim or local.")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from datastore.api.datastore import DatastoreSpec
-from datastore.api.endpoints import EndpointPolicy
+from datastore.api.datastore import DatastoreSpec, location_of
+from datastore.api.endpoints import AWS, EndpointPolicy
 from datastore.api.names import volume_name
 from datastore.api.resolve import source_of
 from datastore.api.secretmanifest import SecretManifest, ssh_credentials_from
@@ -65,8 +65,8 @@ class BackendKind:
     that times out does not undo an earlier good one. parameters: those that a StorageClass may have. from_class: makes
     the field of the spec from them (Errors: InvalidManifest); None: a class can't choose this kind. needs_nodes: if a
     class with these parameters needs the nodes' addresses. server: a key, equal for Datastores that fail together;
-    None: they can't be probed from here. provisioner: names, for people, what makes an export of its own, and where;
-    '' for none. claim: names, for people, the claim of ours that has the data; '' for none.
+    None: they can't be probed from here. provisioner: names, for people, where a class has the data made: the server and
+    the place on it. claim: names, for people, the claim of ours that has the data; '' for none.
     """
 
     name: str
@@ -79,7 +79,7 @@ class BackendKind:
     from_class: Callable[[Mapping[str, str], Filled], dict[str, Any]] | None = None
     needs_nodes: Callable[[Mapping[str, str]], bool] = lambda _: False
     server: Callable[[Opening], Hashable] = lambda _: None
-    provisioner: Callable[[Mapping[str, str]], str] = lambda _: ""
+    provisioner: Callable[[DatastoreSpec, Mapping[str, str]], str] = lambda _spec, _parameters: ""
     claim: Callable[[Mapping[str, str], str], str] = lambda _parameters, _uid: ""
 
 
@@ -107,6 +107,11 @@ def _s3_from_class(parameters: Mapping[str, str], filled: Filled) -> dict[str, A
     return document | {
         name: truth(name, parameters[name]) for name in ("forcePathStyle", "create") if name in parameters
     }
+
+
+def _s3_provisioner(spec: DatastoreSpec, _parameters: Mapping[str, str]) -> str:
+    assert spec.s3 is not None, "a class with this kind makes one"
+    return f"{location_of(spec)} on {spec.s3.endpoint or AWS}"
 
 
 def _s3_server(opening: Opening) -> Hashable:
@@ -177,7 +182,7 @@ def _glusterfs_server(opening: Opening) -> Hashable:
     return _glusterfs_location(opening).servers
 
 
-def _nfs_provisioner(parameters: Mapping[str, str]) -> str:
+def _nfs_provisioner(_spec: DatastoreSpec, parameters: Mapping[str, str]) -> str:
     chosen = nfs.parse(parameters)
     if isinstance(chosen, nfs.GaneshaParameters):
         return f"NFS servers in namespace {chosen.namespace}"
@@ -207,6 +212,7 @@ KINDS: Mapping[str, BackendKind] = {
             parameters=_S3_PARAMETERS,
             from_class=_s3_from_class,
             server=_s3_server,
+            provisioner=_s3_provisioner,
         ),
         BackendKind(
             name="nfs",

@@ -115,7 +115,7 @@ def decide(observed: Observed) -> Plan:
     if observed.effective.by_default:
         noted["storageClassName"] = observed.effective.class_name
     if not noted.items() <= before.items():
-        # The status names these before anything is made: a later default class, or another host of it, does not count.
+        # The status names these before anything is made: a later default class, or another place of it, does not count.
         return Plan(status={**before, **noted}, again=True)
     if observed.facts is None:
         return Plan(look=True, again=True)
@@ -428,6 +428,9 @@ def _credentials(observed: Observed, was: Sequence[Raw]) -> Finding:
     return Finding(type="CredentialsValid", status="True", reason="Accepted")
 
 
+_JUDGED = ("observedGeneration", "phase", "conditions")
+
+
 def _described(observed: Observed, before: Raw) -> JSON:
     """Return the status without phase, generation and conditions; what was not found out this time stays as it was."""
     effective, facts = observed.effective, observed.facts
@@ -436,7 +439,7 @@ def _described(observed: Observed, before: Raw) -> JSON:
     names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
     kept: JSON = {name: before[name] for name in (*names, "storageClassName", "provisionedBy") if name in before}
     if effective is None:
-        return kept
+        return {name: before[name] for name in before if name not in _JUDGED}
     existing = effective.spec.claim.name if effective.spec.claim else None
     described: JSON = {
         **kept,

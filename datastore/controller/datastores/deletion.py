@@ -5,7 +5,7 @@ for pods with inline volumes that name the Datastore: nodes mount no such volume
 being deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's
 ownership marker names this Datastore. A failing removal is retried until it works or the user removes the finalizer. It
 is given up, with an Event, if the backend was never reached, or after some time in a namespace that is being deleted.
-Without its StorageClass, a Datastore's own export can't be found; the deletion then waits as for a failing removal.
+Without its StorageClass, what was made for a Datastore can't be found; the deletion then waits as for a failing removal.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _goes(going: DeletionState, claim: Raw) -> bool:
 def _data(going: DeletionState) -> DeletionPlan:
     if going.released is not None:
         return DeletionPlan(events=(Event(reason="Released", message=going.released),), finish=True)
-    if going.effective is None and not _has_own_export(going.datastore):
+    if going.effective is None and not _needs_class(going.datastore):
         text = "the spec can't be acted on, so whatever data there is stays as it is"
         return DeletionPlan(events=(Event(reason="DataLeft", message=text, warning=True),), finish=True)
     policy = Policy(going.effective.spec.reclaim_policy) if going.effective is not None else None
@@ -136,10 +136,11 @@ def _releases(effective: EffectiveSpec | None) -> bool:
     return Policy(effective.spec.reclaim_policy) is not Policy.RETAIN or desired.has_own_export(effective)
 
 
-def _has_own_export(datastore: Raw) -> bool:
-    """As desired.has_own_export(), when there is no effective spec."""
-    named = (datastore["spec"].get("nfs") or {}).get("server")
-    return (datastore.get("status") or {}).get("backend") == "nfs" and not named
+def _needs_class(datastore: Raw) -> bool:
+    """As _releases(), without an effective spec: whether only the StorageClass says what to remove or undo."""
+    status: Raw = datastore.get("status") or {}
+    removes = datastore["spec"].get("reclaimPolicy", Policy.RETAIN.value) != Policy.RETAIN.value
+    return bool(status.get("provisionedBy")) and (removes or status.get("backend") == "nfs")
 
 
 def _worked(datastore: Raw) -> bool:

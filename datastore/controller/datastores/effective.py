@@ -139,17 +139,17 @@ def effective_spec(body: Raw, storage_class: Raw | None, settings: Settings) -> 
         mount_options=tuple(chosen.get("mountOptions") or ()),
         memory=parameters.get("memory", ""),
         parameters=own,
-        provisioned_by=_provisioned_by(body, chosen, kind.provisioner(own)) if chosen else "",
+        provisioned_by=_provisioned_by(body, chosen, kind.provisioner(spec, own)) if chosen else "",
     )
 
 
 def _provisioned_by(body: Raw, storage_class: Raw, named: str) -> str:
-    """Return what makes the export, if it is what made it. named: by the class. Errors: Mistake."""
+    """Return where the data is made, if it is where it was made. named: by the class. Errors: Mistake."""
     before = (body.get("status") or {}).get("provisionedBy") or named
     if before != named:
         text = (
-            f"the export was made by {before}, and StorageClass {storage_class['metadata']['name']} now names "
-            f"{named or 'no NFS server'}: make the class again as it was"
+            f"the data is at {before}, and StorageClass {storage_class['metadata']['name']} now names {named}: "
+            "make the class again as it was"
         )
         raise Mistake("StorageClassChanged", text, permanent=True)
     return named

@@ -12,7 +12,7 @@ from datastore.api.names import FINALIZER, MANAGED_BY, MANAGER, NUDGED, UID, vol
 from datastore.api.reasons import REASONS
 from datastore.api.source import NFSLocation
 from datastore.api.status import CONDITION_TYPES, Capabilities, DatastoreStatus
-from datastore.api.volumecontext import SOURCE
+from datastore.api.volumecontext import DRIVER, SOURCE
 from datastore.backends.base import Measured, Owner, Policy
 from datastore.controller.datastores import desired
 from datastore.controller.datastores.decide import Facts, Observed, Plan, believed, decide
@@ -23,7 +23,7 @@ from datastore.controller.runtime.comparing import holds
 from datastore.controller.runtime.conditions import Finding, merged, transitions
 from datastore.controller.runtime.mistakes import Mistake, message_of, reason_of
 from tests.promises import promise
-from tests.unit.controller.datastores.test_effective import nfs_class
+from tests.unit.controller.datastores.test_effective import SHARED, nfs_class
 
 NOW = "2026-01-31T12:00:00Z"
 EARLIER = "2026-01-31T11:00:00Z"
@@ -549,16 +549,52 @@ def test_an_export_is_removed_with_every_reclaim_policy(policy: str) -> None:
     assert not plan_deletion(replace(state, failure=errors.Unreachable("x"))).finish, "it may still be exported"
 
 
-@promise("S-287", "S-297")
-def test_the_removal_of_an_export_waits_for_its_storageclass() -> None:
-    """Without the class nobody knows where the export is, and it would be served for good."""
-    datastore, _ = own_export(volumeName="datastore-0b6d", backend="nfs")
-    gone = Mistake("StorageClassNotFound", "there is no StorageClass nas", permanent=True)
-    state = replace(going(effective=None, failure=gone), datastore={**datastore, "metadata": body()["metadata"]})
+def without_class(spec: dict[str, Any], storage_class: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The status of a Datastore that worked, and the one after its StorageClass was deleted."""
+    what = effective_spec(body(spec), storage_class, Settings())
+    datastore = {**body(spec), "status": {"provisionedBy": what.provisioned_by, "storageClassName": what.class_name}}
+    there = {"claim": claim_of(what), "volume": {**volume_of(what), "status": {"phase": "Bound"}}}
+    before = decide(seen(datastore, effective=what, facts=replace(WORKS, owner=Owner.THIS), **there)).status
+    gone = Facts(error=Mistake("StorageClassNotFound", "there is no StorageClass c", permanent=True))
+    return before, decide(seen({**datastore, "status": before}, effective=None, facts=gone, **there)).status
+
+
+S3_CLASS = {"metadata": {"name": "c"}, "provisioner": DRIVER, "parameters": SHARED | {"create": "true"}}
+
+
+@promise("S-78")
+def test_what_is_known_of_the_data_stays_when_the_class_is_gone() -> None:
+    """Nodes mount the data by it, a person finds it by it, and the deletion needs it."""
+    before, after = without_class({"storageClassName": "c", "readOnly": True}, S3_CLASS)
+    changed = {"phase", "conditions"}
+    assert {name for name in before | after if before.get(name) != after.get(name)} == changed
+    assert before["mount"]["spec"]["readOnly"] is True
+    assert before["location"] == "s3://shared/team/digits/"
+
+
+@promise("S-78", "S-287", "S-297")
+@pytest.mark.parametrize(
+    ("spec", "storage_class", "waits"),
+    [
+        ({"nfs": {}}, nfs_class(), True),
+        ({"storageClassName": "nas"}, nfs_class(), True),
+        ({"storageClassName": "c", "reclaimPolicy": "Delete"}, S3_CLASS, True),
+        ({"storageClassName": "c", "reclaimPolicy": "Archive"}, S3_CLASS, True),
+        ({"storageClassName": "c"}, S3_CLASS, False),
+    ],
+)
+def test_what_was_made_for_a_datastore_waits_for_its_class(
+    spec: dict[str, Any], storage_class: dict[str, Any], waits: bool
+) -> None:
+    """Without the class nobody knows where it is: an export would be served, and data be left, for good."""
+    _, status = without_class(spec, storage_class)
+    gone = Mistake("StorageClassNotFound", "there is no StorageClass c", permanent=True)
+    state = replace(going(effective=None, failure=gone), datastore={**body(spec), "status": status})
     plan = plan_deletion(state)
-    assert (plan.finish, plan.release) == (False, None)
-    assert plan.status["conditions"][0]["reason"] == "StorageClassNotFound"
-    assert "remove-finalizer" in plan.status["conditions"][0]["message"]
+    assert (plan.finish, plan.release) == (not waits, None)
+    if waits:
+        assert plan.status["conditions"][0]["reason"] == "StorageClassNotFound"
+        assert "remove-finalizer" in plan.status["conditions"][0]["message"]
     assert plan_deletion(replace(state, abandoned=True)).finish, "its namespace goes"
 
 

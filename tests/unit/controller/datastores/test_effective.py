@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from datastore.api.endpoints import EndpointPolicy
+from datastore.api.endpoints import AWS, EndpointPolicy
 from datastore.api.names import DEFAULT_NFS_CLASS
 from datastore.api.source import NFSLocation
 from datastore.api.volumecontext import MEMORY, SOURCE
@@ -165,6 +165,7 @@ def nfs_class(**more: str) -> dict[str, Any]:
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9Sfy1AYqU3zTzV0n2yOaY1iGZ0mTPrXHWVlM6n9N5Z"
 OWN: dict[str, Any] = {"nfs": {}}
+HOST, BUCKET = "NFS host nas, root /srv/datastores", f"s3://shared/team/digits/ on {AWS}"
 GANESHA = {"backend": "nfs", "provisioner": "ganesha", "namespace": "exports", "claimStorageClass": "ssd"}
 
 
@@ -186,27 +187,43 @@ def test_an_export_of_its_own_is_of_the_default_class() -> None:
     assert found.secret == SecretRef(namespace="storage", name="nas")
 
 
-@promise("S-287")
+@promise("S-287", "S-78")
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("first", "changed", "was", "named"),
     [
-        (nfs_class(host="nas2"), "NFS host nas2, root /srv/datastores"),
-        (nfs_class(root="/srv/new"), "NFS host nas, root /srv/new"),
-        ({**storage_class(), "parameters": GANESHA}, "NFS servers in namespace exports"),
-        (storage_class(**SHARED), "no NFS server"),
+        (nfs_class(), nfs_class(host="nas2"), HOST, "NFS host nas2, root /srv/datastores"),
+        (nfs_class(), nfs_class(root="/srv/new"), HOST, "NFS host nas, root /srv/new"),
+        (nfs_class(), {**storage_class(), "parameters": GANESHA}, HOST, "NFS servers in namespace exports"),
+        (nfs_class(), storage_class(**SHARED), HOST, BUCKET),
+        (storage_class(**SHARED), storage_class(**SHARED | {"bucket": "new"}), BUCKET, BUCKET.replace("shared", "new")),
+        (storage_class(**SHARED), storage_class(**SHARED, prefix="${pvc.uid}/"), BUCKET, f"s3://shared/0b6d/ on {AWS}"),
+        (storage_class(**SHARED), storage_class(**SHARED, endpoint="https://h"), BUCKET, BUCKET.replace(AWS, "https://h")),
+        (storage_class(**SHARED), nfs_class(), BUCKET, HOST),
     ],
 )
-def test_a_class_that_names_another_server_than_the_exports_own_is_refused(changed: dict[str, Any], named: str) -> None:
-    """The export would be served by the old one for good, and the data be sought on the new one."""
-    first = effective_spec(body(OF_CLASS), nfs_class(), Settings())
-    made = {**body(OF_CLASS), "status": {"provisionedBy": first.provisioned_by}}
-    with pytest.raises(
-        Mistake, match=f"made by NFS host nas, root /srv/datastores, .* now names {named}: make"
-    ) as found:
+def test_a_class_that_names_another_place_than_that_of_the_data_is_refused(
+    first: dict[str, Any], changed: dict[str, Any], was: str, named: str
+) -> None:
+    """The data would stay at the old one for good, and be sought at the new one."""
+    provisioned_by = effective_spec(body(OF_CLASS), first, Settings()).provisioned_by
+    made = {**body(OF_CLASS), "status": {"provisionedBy": provisioned_by}}
+    with pytest.raises(Mistake) as found:
         effective_spec(made, changed, Settings())
     assert found.value.reason == "StorageClassChanged"
-    # The host may get another address for SSH: its name for NFS stays.
-    assert effective_spec(made, nfs_class(host="10.0.0.9", server="nas", port="2222"), Settings()).provisioned_by
+    name = changed["metadata"]["name"]
+    again = "make the class again as it was"
+    assert str(found.value) == f"the data is at {was}, and StorageClass {name} now names {named}: {again}"
+
+
+@promise("S-287", "S-78")
+def test_a_class_may_be_made_again_with_other_keys_and_ways_to_the_same_place() -> None:
+    for first, again in (
+        (nfs_class(), nfs_class(host="10.0.0.9", server="nas", port="2222")),
+        (storage_class(**SHARED), storage_class(**SHARED | {"secretName": "new"}, region="eu-central-1")),
+    ):
+        provisioned_by = effective_spec(body(OF_CLASS), first, Settings()).provisioned_by
+        made = {**body(OF_CLASS), "status": {"provisionedBy": provisioned_by}}
+        assert effective_spec(made, again, Settings()).provisioned_by == provisioned_by
 
 
 @promise("S-280")
