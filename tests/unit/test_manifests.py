@@ -152,6 +152,22 @@ def test_the_charts_controllers_of_some_namespaces_have_replicas_too() -> None:
     assert (deployment["replicas"], deployment["strategy"]) == (2, {"type": "RollingUpdate"})
 
 
+@promise("S-246")
+def test_a_drain_leaves_a_replica_of_each_controller() -> None:
+    """On different nodes if possible. One budget holds for a pod: an eviction is refused where there are two. Another
+    controller that fails stops no drain."""
+    made = _chart(models=yaml.safe_load((CHART / "values.yaml").read_text())["models"] | {"enabled": True})
+    controllers = [each for each in made if each["kind"] == "Deployment"]
+    budgets = [each["spec"] for each in made if each["kind"] == "PodDisruptionBudget"]
+    assert len(controllers) == len(budgets) == 4
+    for each in controllers:
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        (budget,) = [one for one in budgets if one["selector"]["matchLabels"].items() <= labels.items()]
+        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+        (spread,) = each["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["labelSelector"] == {"matchLabels": labels}
+
+
 @promise("S-133")
 def test_the_charts_endpoints_bind_the_controller_and_the_nodes() -> None:
     ranges = {"allowRanges": ["10.1.0.0/16", "10.2.3.4"], "denyRanges": ["10.96.0.0/12"]}
@@ -304,7 +320,7 @@ def test_the_csidriver_has_the_name_that_volumes_use() -> None:
 def test_every_file_that_a_kustomization_names_exists(place: str) -> None:
     folder = MANIFESTS / place
     document = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    for name in document["resources"]:
+    for name in document.get("resources", []):
         assert (folder / name).exists(), name
 
 
