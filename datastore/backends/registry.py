@@ -65,8 +65,8 @@ class BackendKind:
     that times out does not undo an earlier good one. parameters: those that a StorageClass may have. from_class: makes
     the field of the spec from them (Errors: InvalidManifest); None: a class can't choose this kind. needs_nodes: if a
     class with these parameters needs the nodes' addresses. server: a key, equal for Datastores that fail together;
-    None: they can't be probed from here. provisioner: names, for people, where a class has the data made: the server and
-    the place on it. claim: names, for people, the claim of ours that has the data; '' for none.
+    None: they can't be probed from here. provisioner: names, for people, the place where a class has the data made.
+    claim: names, for people, the claim of ours that has the data; '' for none.
     """
 
     name: str

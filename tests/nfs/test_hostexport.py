@@ -257,7 +257,7 @@ def test_each_reclaim_policy_does_what_it_says_with_the_data(cls: Class, policy:
 @promise("S-287")
 def test_a_large_tree_is_removed_piece_by_piece(cls: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the pieces others are asked whether it may go on."""
-    path = location(cls.export(capacity=None).ensure()).path
+    path = location(cls.export().ensure()).path
     cls.host.shell(f"for i in $(seq 40); do mkdir {path}/$i; touch $(seq -f {path}/$i/%g 100); done")
     answers = iter([True, False])
     with monkeypatch.context() as slow:

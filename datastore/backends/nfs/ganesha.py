@@ -20,8 +20,8 @@ from datastore.api.source import NFSLocation
 from datastore.api.status import Capabilities
 from datastore.backends.base import Cluster, Ensured, Identity, Measured, Owner, Policy, Released
 from datastore.backends.nfs import ganeshapod
-from datastore.backends.nfs.parameters import NOBODY, GaneshaParameters
-from datastore.errors import InvalidManifest, NotFound, ServerStarting
+from datastore.backends.nfs.parameters import NOBODY, GaneshaParameters, limit
+from datastore.errors import NotFound, ServerStarting
 from datastore.units import format_quantity, parse_quantity
 
 Raw = Mapping[str, Any]
@@ -124,15 +124,14 @@ class GaneshaExport:
         Errors: InvalidManifest without a capacity; NotFound if the claim was made and is gone; ServerStarting until the
         export is served.
         """
-        if self._capacity_bytes is None:
-            raise InvalidManifest("capacity is missing: of the Datastore, or as a parameter of its StorageClass")
+        capacity_bytes = limit(self._capacity_bytes)
         space = self._parameters.namespace
         here = self._cluster.get(CLAIMS, space, self._name)
         if here is None and self._made:
             text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, is gone, and is not made anew"
             raise NotFound(f"{text}: restore it, with its labels, on its PersistentVolume, or delete the Datastore")
         address = self._cluster.apply(self._service(here), self._identity.uid)["spec"]["clusterIP"]
-        wanted = self._claim(here, self._capacity_bytes, annotations={ADDRESS: address})
+        wanted = self._claim(here, capacity_bytes, annotations={ADDRESS: address})
         claim = self._cluster.apply(wanted, self._identity.uid)
         self._cluster.apply(self._policy(), self._identity.uid)
         served = self._cluster.apply(self._server(), self._identity.uid).get("status") or {}

@@ -12,7 +12,7 @@ from datastore.api.status import Capabilities
 from datastore.backends import volumeprobe
 from datastore.backends.base import Ensured, Identity, Measured, Owner, Policy, Released
 from datastore.backends.nfs import hostscript
-from datastore.backends.nfs.parameters import SSHParameters
+from datastore.backends.nfs.parameters import SSHParameters, limit
 from datastore.backends.nfs.ssh import HostAddress, Hosts
 
 LIMIT_S = 9.0
@@ -53,7 +53,10 @@ class HostExport:
         self._made = made
 
     def ensure(self) -> Ensured:
-        """See Backend. One script makes the directory, its quota and its export."""
+        """See Backend. One script makes the directory, its quota and its export.
+
+        Errors: InvalidManifest without a capacity, unless the class has no quotas.
+        """
         access = self._parameters.access
         uid, gid, mode = access.owner
         anonymous = f"anonuid={uid},anongid={gid}" if access.squash == "all" else ""
@@ -64,7 +67,7 @@ class HostExport:
                 "namespace": self._identity.namespace,
                 "name": self._identity.name,
                 "class": self._class_uid,
-                "capacity": self._capacity_bytes,
+                "capacity": limit(self._capacity_bytes) if self._parameters.quota else None,
                 "clients": access.networks(self._nodes),
                 "options": ",".join(filter(None, options)),
                 "owner": uid,

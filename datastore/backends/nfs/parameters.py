@@ -138,6 +138,14 @@ def parse_ssh(parameters: Mapping[str, str]) -> SSHParameters:
     )
 
 
+def limit(capacity_bytes: int | None) -> int:
+    """Return the capacity of an export that has a limit. capacity_bytes: of the Datastore, else of its class. Errors:
+    InvalidManifest without one."""
+    if capacity_bytes is None:
+        raise InvalidManifest("capacity is missing: of the Datastore, or as a parameter of its StorageClass")
+    return capacity_bytes
+
+
 def asks_for_nodes(parameters: Mapping[str, str]) -> bool:
     """Return whether a class with these parameters needs the nodes' addresses."""
     return parameters.get("clients", NODES) == NODES

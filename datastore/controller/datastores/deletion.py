@@ -5,7 +5,7 @@ for pods with inline volumes that name the Datastore: nodes mount no such volume
 being deleted (csi/volumes.py), so a list of pods made after that is complete. The data goes only if the backend's
 ownership marker names this Datastore. A failing removal is retried until it works or the user removes the finalizer. It
 is given up, with an Event, if the backend was never reached, or after some time in a namespace that is being deleted.
-Without its StorageClass, what was made for a Datastore can't be found; the deletion then waits as for a failing removal.
+Without its StorageClass, what was made for it can't be found; the deletion then waits as for a failing removal.
 """
 
 from __future__ import annotations

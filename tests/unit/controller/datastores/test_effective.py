@@ -197,7 +197,12 @@ def test_an_export_of_its_own_is_of_the_default_class() -> None:
         (nfs_class(), storage_class(**SHARED), HOST, BUCKET),
         (storage_class(**SHARED), storage_class(**SHARED | {"bucket": "new"}), BUCKET, BUCKET.replace("shared", "new")),
         (storage_class(**SHARED), storage_class(**SHARED, prefix="${pvc.uid}/"), BUCKET, f"s3://shared/0b6d/ on {AWS}"),
-        (storage_class(**SHARED), storage_class(**SHARED, endpoint="https://h"), BUCKET, BUCKET.replace(AWS, "https://h")),
+        (
+            storage_class(**SHARED),
+            storage_class(**SHARED, endpoint="https://h"),
+            BUCKET,
+            BUCKET.replace(AWS, "https://h"),
+        ),
         (storage_class(**SHARED), nfs_class(), BUCKET, HOST),
     ],
 )
