@@ -66,7 +66,7 @@ class BackendKind:
     the field of the spec from them (Errors: InvalidManifest); None: a class can't choose this kind. needs_nodes: if a
     class with these parameters needs the nodes' addresses. server: a key, equal for Datastores that fail together;
     None: they can't be probed from here. provisioner: names, for people, the place where a class has the data made.
-    claim: names, for people, the claim of ours that has the data; '' for none.
+    claim: the namespace and name of the claim of ours that has the data; None: there is none.
     """
 
     name: str
@@ -80,7 +80,7 @@ class BackendKind:
     needs_nodes: Callable[[Mapping[str, str]], bool] = lambda _: False
     server: Callable[[Opening], Hashable] = lambda _: None
     provisioner: Callable[[DatastoreSpec, Mapping[str, str]], str] = lambda _spec, _parameters: ""
-    claim: Callable[[Mapping[str, str], str], str] = lambda _parameters, _uid: ""
+    claim: Callable[[Mapping[str, str], str], tuple[str, str] | None] = lambda _parameters, _uid: None
 
 
 _S3_PARAMETERS = frozenset({"bucket", "prefix", "endpoint", "region", "caBundle", "forcePathStyle", "create"})
@@ -189,11 +189,11 @@ def _nfs_provisioner(_spec: DatastoreSpec, parameters: Mapping[str, str]) -> str
     return f"NFS host {chosen.server}, root {chosen.root}"
 
 
-def _nfs_claim(parameters: Mapping[str, str], uid: str) -> str:
-    """Name the claim from which an NFS server in the cluster serves the data."""
+def _nfs_claim(parameters: Mapping[str, str], uid: str) -> tuple[str, str] | None:
+    """Return the claim from which an NFS server in the cluster serves the data."""
     if parameters.get("provisioner") != "ganesha":
-        return ""
-    return f"PersistentVolumeClaim {parameters.get('namespace', '')}/{volume_name(uid)}"
+        return None
+    return parameters.get("namespace", ""), volume_name(uid)
 
 
 def _open_local(opening: Opening) -> Backend:

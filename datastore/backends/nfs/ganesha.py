@@ -121,8 +121,8 @@ class GaneshaExport:
     def ensure(self) -> Ensured:
         """See Backend.
 
-        Errors: InvalidManifest without a capacity; NotFound if the claim was made and is gone; ServerStarting until the
-        export is served.
+        Errors: InvalidManifest without a capacity; NotFound if the claim was made and is gone, or goes; ServerStarting
+        until the export is served.
         """
         capacity_bytes = limit(self._capacity_bytes)
         space = self._parameters.namespace
@@ -130,6 +130,11 @@ class GaneshaExport:
         if here is None and self._made:
             text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, is gone, and is not made anew"
             raise NotFound(f"{text}: restore it, with its labels, on its PersistentVolume, or delete the Datastore")
+        if here is not None and "deletionTimestamp" in here["metadata"]:
+            volume = here["spec"].get("volumeName", "")
+            text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, was deleted and goes with its server's pod"
+            keep = """-p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'"""
+            raise NotFound(f"{text}: keep the data by `kubectl patch pv {volume} {keep}`, then restore the claim")
         address = self._cluster.apply(self._service(here), self._identity.uid)["spec"]["clusterIP"]
         wanted = self._claim(here, capacity_bytes, annotations={ADDRESS: address})
         claim = self._cluster.apply(wanted, self._identity.uid)

@@ -65,7 +65,8 @@ class Known:
 
     facts: what was found out for the present spec; look_at: when to look or release again; work: the task that works on
     the storage; released: the result or the error of the last release; failures: how many looks or releases failed in a
-    row; renewals: how often the Secret or the clients (the cluster's nodes) have changed.
+    row; renewals: how often the Secret, the clients (the cluster's nodes) or the claim of its NFS server have changed;
+    without_claim: that claim is gone, or is being deleted.
     """
 
     uid: str
@@ -77,7 +78,13 @@ class Known:
     look_at: float = 0.0
     failing_since: float = 0.0
     renewals: int = 0
+    without_claim: bool = False
     deleting_since: float = 0.0
+
+    def renew(self) -> None:
+        """Make a check due at once, and another one if one is under way."""
+        self.look_at, self.failures = 0.0, 0
+        self.renewals += 1
 
 
 class Reconciler:
@@ -124,8 +131,7 @@ class Reconciler:
         self._prober.forget_secret(secret)
         keys = self._uses.of(secret)
         for known in (self._known[key] for key in keys if key in self._known):
-            known.look_at, known.failures = 0.0, 0
-            known.renewals += 1
+            known.renew()
         return keys
 
     def nodes_changed(self) -> list[Key]:
@@ -133,8 +139,7 @@ class Reconciler:
         keys = []
         for key, known in self._known.items():
             if known.spec is not None and known.spec.kind.needs_nodes(known.spec.parameters):
-                known.look_at, known.failures = 0.0, 0
-                known.renewals += 1
+                known.renew()
                 keys.append(key)
         return keys
 
@@ -160,6 +165,10 @@ class Reconciler:
             known.spec, known.facts, known.look_at, known.failures = effective, None, 0.0, 0
         if mistake is not None:
             known.facts = Facts(error=mistake)
+        without_claim = effective is not None and self._without_claim(effective)
+        if without_claim and not known.without_claim:
+            known.renew()
+        known.without_claim = without_claim
         observed = self._observed(key, body, effective, known.facts)
         plan = decide(observed)
         now = time.monotonic()
@@ -403,6 +412,12 @@ class Reconciler:
             return effective_spec(body, self._informers.class_for(body), self._settings), None
         except Mistake as mistake:
             return None, mistake
+
+    def _without_claim(self, effective: EffectiveSpec) -> bool:
+        """Whether the claim from which an NFS server in the cluster serves the data is gone, or is being deleted."""
+        key = effective.kind.claim(effective.parameters, effective.uid)
+        claim = self._informers.claims.get(key) if key is not None else None
+        return key is not None and (claim is None or "deletionTimestamp" in claim["metadata"])
 
     def _observed(self, key: Key, body: Raw, effective: EffectiveSpec | None, facts: Facts | None) -> Observed:
         claim = self._claim(key, effective)

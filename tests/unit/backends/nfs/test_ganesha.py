@@ -112,6 +112,18 @@ def test_a_claim_that_was_made_and_is_gone_is_not_made_anew(namespace: str) -> N
     assert objects.there == before
 
 
+@promise("S-286")
+def test_a_claim_that_is_being_deleted_is_told_with_the_command_that_keeps_the_data() -> None:
+    """Kubernetes keeps it as long as the server's pod runs, and no longer."""
+    objects = Objects()
+    export(objects).ensure()
+    claim = one(objects, CLAIMS)
+    claim["metadata"]["deletionTimestamp"] = "2026-01-31T12:00:00Z"
+    claim["spec"]["volumeName"] = "pv-7"
+    with pytest.raises(NotFound, match=r"was deleted and goes .* `kubectl patch pv pv-7 .*Retain"):
+        export(objects, made=True).ensure()
+
+
 @promise("S-299")
 def test_the_server_has_few_rights_and_no_token() -> None:
     objects = Objects()

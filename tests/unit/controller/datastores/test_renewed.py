@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from datastore.api.names import FINALIZER
+from datastore.api.names import FINALIZER, volume_name
 from datastore.api.resources import CLAIMS, SECRETS, Resource
 from datastore.controller.datastores.effective import SecretRef
 from datastore.controller.datastores.informers import Informers
@@ -20,6 +20,7 @@ from datastore.controller.runtime.client import ApiError, Client, Unavailable
 from datastore.controller.runtime.recorder import Recorder
 from tests.patience import PATIENCE_S
 from tests.promises import promise
+from tests.unit.controller.datastores.test_effective import GANESHA, nfs_class
 
 KEY = ("team", "digits")
 KEYS = SecretRef(namespace="team", name="keys")
@@ -29,11 +30,15 @@ FORBIDDEN = ApiError(403, "Forbidden", 'secrets "keys" is forbidden')
 
 
 class Api(Client):
-    """An API server with one Datastore and perhaps its Secret. looks: how often the Secret was asked for."""
+    """An API server with one Datastore and perhaps its Secret. looks: how often the Secret was asked for.
+
+    claim: of an NFS server.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.secret: dict[str, Any] | None = None
+        self.claim: dict[str, Any] | None = None
         self.looks = 0
         self.silent: Exception | None = None
         spec = {"s3": {"bucket": "digits", "endpoint": "http://h:1", "credentialsSecret": "keys"}}
@@ -43,6 +48,10 @@ class Api(Client):
         self.datastore: dict[str, Any] = {**kind, "metadata": metadata, "spec": spec}
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        if resource is CLAIMS and namespace == "exports":
+            if self.claim is None:
+                raise FORBIDDEN
+            return self.claim
         if resource is CLAIMS:
             return None
         assert resource is SECRETS
@@ -184,6 +193,28 @@ def test_the_secret_of_a_deleted_datastore_is_forgotten() -> None:
         world.informers.datastores.drop(KEY)
         await world.reconciler.reconcile(KEY)
         assert world.uses.of(KEYS) == frozenset()
+
+    run(story)
+
+
+@promise("S-286")
+def test_a_claim_of_an_nfs_server_that_somebody_deletes_is_noticed_at_once() -> None:
+    """The next check would come after five minutes, and the data be gone with the server's pod."""
+
+    async def story(world: World) -> None:
+        there = {"metadata": {"name": volume_name("0b6d"), "namespace": "exports", "uid": "c-1"}}
+        claim: dict[str, Any] = {**there, "spec": {}}
+        world.api.datastore |= {"spec": {"storageClassName": "nas", "capacity": "1Gi"}}
+        world.api.datastore["metadata"] |= {"resourceVersion": "2"}
+        world.informers.datastores.put(world.api.datastore)
+        world.informers.classes.put({**nfs_class(), "parameters": GANESHA | {"clients": "10.0.0.0/8"}})
+        world.informers.claims.put(claim)
+        assert await world.reason() == "AccessDenied"
+        world.api.claim = {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "2026-01-31T12:00:00Z"}}
+        assert await world.reason() == "AccessDenied", "its time has not come"
+        world.informers.claims.put(world.api.claim)
+        await world.reason()
+        assert "was deleted and goes with its server's pod" in world.api.ready["message"]
 
     run(story)
 
