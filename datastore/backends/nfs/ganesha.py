@@ -132,7 +132,7 @@ class GaneshaExport:
             raise NotFound(f"{text}: restore it, with its labels, on its PersistentVolume, or delete the Datastore")
         if here is not None and "deletionTimestamp" in here["metadata"]:
             volume = here["spec"].get("volumeName", "")
-            text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, was deleted and goes with its server's pod"
+            text = f"PersistentVolumeClaim {space}/{self._name}, which has the data, was deleted and goes with its pod"
             keep = """-p '{"spec":{"persistentVolumeReclaimPolicy":"Retain"}}'"""
             raise NotFound(f"{text}: keep the data by `kubectl patch pv {volume} {keep}`, then restore the claim")
         address = self._cluster.apply(self._service(here), self._identity.uid)["spec"]["clusterIP"]

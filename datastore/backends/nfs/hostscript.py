@@ -315,13 +315,13 @@ def _attributes(directory: int) -> tuple[Any, ...]:
     return _FSXATTR.unpack(bytes(attributes))
 
 
-def _limit(place: Place, number: int, capacity: int) -> tuple[int, int]:
-    """Limit the bytes and the files of a project; return how many it has of both.
+def _limit(place: Place, number: int, capacity: int | None) -> tuple[int, int]:
+    """Limit the bytes and the files of a project (None: no limit); return how many it has of both.
 
     What statvfs(2) shows is less than the limit where the disk has less room. Errors: Refused without quotas.
     """
-    blocks = -(-capacity // BLOCK) * (BLOCK // _QUOTA_BLOCK)
-    files = blocks * _QUOTA_BLOCK // BLOCK + FEWEST_FILES
+    blocks = -(-capacity // BLOCK) * (BLOCK // _QUOTA_BLOCK) if capacity else 0
+    files = blocks * _QUOTA_BLOCK // BLOCK + FEWEST_FILES if capacity else 0
     try:
         state = _quotactl(place, _GET_STATE, number, bytes(_DISK_QUOTA.size))
         if not int.from_bytes(state[2:4], sys.byteorder) & _ENFORCED:

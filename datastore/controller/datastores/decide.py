@@ -509,7 +509,8 @@ def on_deletion(effective: EffectiveSpec, owner: Owner, where: str) -> str:
         return f"PersistentVolumeClaim {effective.name} stays ({spec.reclaim_policy})"
     if claim := effective.kind.claim(effective.parameters, effective.uid):
         fate = {"Delete": "is removed, and its data as its StorageClass says", "Archive": "stays, marked as archived"}
-        return f"PersistentVolumeClaim {'/'.join(claim)} {fate.get(spec.reclaim_policy, 'stays')}; nothing serves it any more"
+        becomes = fate.get(spec.reclaim_policy, "stays")
+        return f"PersistentVolumeClaim {'/'.join(claim)} {becomes}; nothing serves it any more"
     if spec.reclaim_policy == "Retain" and desired.has_own_export(effective):
         return f"{where} stays, and is not exported any more"
     if spec.reclaim_policy == "Retain" or not effective.kind.removable:

@@ -214,7 +214,7 @@ def test_a_claim_of_an_nfs_server_that_somebody_deletes_is_noticed_at_once() -> 
         assert await world.reason() == "AccessDenied", "its time has not come"
         world.informers.claims.put(world.api.claim)
         await world.reason()
-        assert "was deleted and goes with its server's pod" in world.api.ready["message"]
+        assert "was deleted and goes with its pod" in world.api.ready["message"]
 
     run(story)
 
