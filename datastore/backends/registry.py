@@ -95,7 +95,8 @@ def _s3_location(opening: Opening) -> S3Location:
 
 def _open_s3(opening: Opening) -> Backend:
     location = replace(_s3_location(opening), policy=opening.policy)
-    return S3Backend(location, opening.identity, opening.stores, writable=not opening.spec.read_only)
+    writable = not opening.spec.read_only
+    return S3Backend(location, opening.identity, opening.stores, writable=writable, made=opening.made)
 
 
 def _s3_from_class(parameters: Mapping[str, str], filled: Filled) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from datastore.api.endpoints import AWS
 from datastore.api.names import MARKER
 from datastore.api.source import S3Location
 from datastore.api.status import Capabilities
@@ -39,7 +40,7 @@ class _Mark:
 
 
 class S3Backend:
-    """See Backend."""
+    """See Backend. made: see Opening (registry.py)."""
 
     def __init__(
         self,
@@ -48,17 +49,22 @@ class S3Backend:
         stores: Stores,
         *,
         writable: bool,
+        made: bool = False,
         limits: Limits = Limits(),  # noqa: B008  (frozen)
     ) -> None:
         self._location = location
         self._identity = identity
         self._stores = stores
         self._writable = writable
+        self._made = made
         self._limits = limits
         self._marker = location.prefix + MARKER
 
     def ensure(self) -> Ensured:
-        """See Backend. Errors: StoreError, with the field to correct and the server's words."""
+        """See Backend. Errors: StoreError, with the field to correct and the server's words.
+
+        A bucket that was there before and is gone is not created again: perhaps its server lacks its disk for a while.
+        """
         with self._stores.of(self._location) as store:
             made_bucket = False
             try:
@@ -115,7 +121,15 @@ class S3Backend:
             return self._delete(store, go_on, mark)
 
     def _probe(self) -> None:
-        probe(self._location, writable=self._writable)
+        if not self._made:
+            probe(self._location, writable=self._writable)
+            return
+        try:
+            probe(replace(self._location, create=False), writable=self._writable)
+        except BucketNotFound as error:
+            where = f"bucket {self._location.bucket} at {self._location.endpoint or AWS}"
+            text = f"{where} is gone, and is not created again: restore it; if its data is lost, create an empty one"
+            raise BucketNotFound(f"{text} ({error.server_message or error})", code=error.code) from error
 
     def _claim(self, store: BlockingStore, listed: Sequence[ListedObject], *, made_bucket: bool) -> Owner:
         if not self._location.create or not self._writable:

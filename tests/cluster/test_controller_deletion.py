@@ -7,6 +7,7 @@ import uuid
 import pytest
 
 from datastore.api.names import MARKER
+from datastore.api.volumecontext import DRIVER
 from datastore.cli.app import exit_code_of, run
 from tests.cluster.cluster import Cluster
 from tests.cluster.controlled import (
@@ -15,8 +16,9 @@ from tests.cluster.controlled import (
     condition,
     secret_of,
 )
+from tests.cluster.kube import Manifest
 from tests.promises import promise
-from tests.servers import tools_dir
+from tests.servers import make_bucket, tools_dir
 
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(600, func_only=True)]
 
@@ -68,6 +70,57 @@ def test_archive_renames(bench: Bench) -> None:
     bench.s3.put_object(Bucket=bench.bucket, Key="a/d/x", Body=b"1")
     bench.kube.delete("datastore", "digits", namespace=bench.space)
     assert bench.objects() == [f"a.archived-{uid}/d/x"]
+
+
+@promise("S-78")
+def test_the_data_is_removed_where_it_was_made_whatever_becomes_of_the_class(bench: Bench) -> None:
+    """The class is deleted first, comes back for another bucket, and then as it was."""
+    other, name = f"other-{uuid.uuid4().hex[:8]}", f"class-{bench.space}"
+    make_bucket(bench.server, other)
+
+    def remade(bucket: str) -> None:
+        bench.kube.delete("storageclass", name)
+        bench.kube.apply(storage_class(name, bench, bucket))
+
+    bench.kube.apply(storage_class(name, bench, bench.bucket))
+    bench.apply("own", {"storageClassName": name, "reclaimPolicy": "Delete"})
+    bench.ready("own")
+    before = (bench.get("own") or {})["status"]
+    key = f"{bench.space}/own/x"
+    bench.s3.put_object(Bucket=bench.bucket, Key=key, Body=b"1")
+    bench.kube.delete("storageclass", name)
+    bench.reason("own", "StorageClassNotFound")
+    after = (bench.get("own") or {})["status"]
+    assert {each: after.get(each) for each in before if each not in ("conditions", "phase")} == {
+        each: before[each] for each in before if each not in ("conditions", "phase")
+    }
+    remade(other)
+    assert f"s3://{other}/" in bench.reason("own", "StorageClassChanged")
+    bench.kube.delete("datastore", "own", namespace=bench.space, wait=False)
+    advice = "kubectl datastore remove-finalizer own"
+    bench.kube.wait_for(
+        "advice in the status",
+        lambda: advice in condition(bench.get("own"), "Ready").get("message", ""),
+        limit_s=READY_S,
+        namespace=bench.space,
+    )
+    assert key in bench.objects()
+    remade(bench.bucket)
+    bench.gone("own")
+    assert bench.objects() == []
+    assert "Contents" not in bench.s3.list_objects_v2(Bucket=other)
+    bench.kube.delete("storageclass", name)
+
+
+def storage_class(name: str, bench: Bench, bucket: str) -> Manifest:
+    parameters = {"bucket": bucket, "endpoint": bench.server.endpoint, "create": "true", "secretName": "keys"}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": DRIVER,
+        "parameters": {**parameters, "secretNamespace": bench.space},
+    }
 
 
 @promise("S-74", "S-132")
