@@ -102,7 +102,7 @@ ABOUT = {
     "claimProbe": "The controller creates pods that probe other drivers' volumes, if a Datastore has spec.claim.probe.",
     "models": "The controllers of Models and of Servings; the settings here are those of the first.",
     "managedNfs": "NFS servers in the cluster, for StorageClasses with `provisioner: ganesha`.",
-    "podMonitor": "A PodMonitor for the Prometheus operator.",
+    "podMonitor": "A PodMonitor and a PrometheusRule with alerts, for the Prometheus operator.",
     "servings": "The controller of Servings, if models.enabled.",
     "controller": "The controller of Datastores. More arguments: --allow-local=DIR, --ambient-credentials.",
     "trainingController": "The controller of TrainingJobs. More arguments: --allow-overlay=NAME (docs/SECURITY.md).",
@@ -215,7 +215,8 @@ def files() -> dict[str, str]:
     made["templates/models.yaml"] = HEADER + _if(f".Values.{MODELS}", "---\n".join(parts))
     nfs = _if(f".Values.{MANAGED_NFS}", _parts("managed-nfs/managed-nfs.yaml"))
     made["templates/managed-nfs.yaml"] = HEADER + nfs
-    made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", _parts("monitoring/podmonitor.yaml"))
+    monitoring = "---\n".join(_parts(f"monitoring/{name}.yaml") for name in ("podmonitor", "alerts"))
+    made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", monitoring)
     return made
 
 

@@ -88,8 +88,9 @@ def test_the_charts_values_reach_the_objects() -> None:
     assert pod["imagePullSecrets"] == [{"name": "s"}]
     told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert told["MAX_VOLUMES"] == "5", "a variable is text, also where a person wrote a number"
-    (monitor,) = chartwriter.rendered((CHART / "templates" / "podmonitor.yaml").read_text(), values, "other")
+    monitor, alerts = chartwriter.rendered((CHART / "templates" / "podmonitor.yaml").read_text(), values, "other")
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["other"]}
+    assert alerts["metadata"]["namespace"] == "other"
 
 
 def _chart(**chosen: Any) -> list[Any]:
@@ -348,6 +349,18 @@ def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
     alarming = {"datastore_mount_up", "datastore_mount_unsent_bytes", "datastore_csi_volume_mounted"}
     assert alarming | {"datastore_store_errors_total", "datastore_controller_datastores"} <= asked
     assert "datastore_mount_up" in json.dumps(dashboard["panels"][0])
+
+
+def test_the_alerts_ask_for_numbers_that_there_are_and_say_where_to_look() -> None:
+    (group,) = yaml.safe_load((MANIFESTS / "monitoring" / "alerts.yaml").read_text())["spec"]["groups"]
+    for rule in group["rules"]:
+        asked = set(NUMBERS.findall(rule["expr"]))
+        assert asked, rule["alert"]
+        assert asked <= numbers(), rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+    controller = of("Deployment", "datastore-controller")["metadata"]["name"]
+    assert f'pod=~"{controller}-.*"' in group["rules"][0]["expr"]
 
 
 def test_each_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
