@@ -107,7 +107,10 @@ def _storage(manifest: Manifest, datastore: Datastore) -> Iterator[Finding]:
     if isinstance(source, S3Location):
         from datastore.cli.storechecks import store_checks
 
-        yield from store_checks(datastore.name, source, read_only=datastore.spec.read_only)
+        spec = datastore.spec
+        yield from store_checks(
+            datastore.name, source, read_only=spec.read_only, conflict_fails=spec.conflict == "fail"
+        )
     elif isinstance(source, NFSLocation):
         from datastore.cli.fileserverchecks import nfs_check
 
