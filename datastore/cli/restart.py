@@ -15,7 +15,8 @@ from datastore.mounting.records import MountRecord, is_server, read_record
 
 RESTART_TIMEOUT_S = 360.0
 """More than the 300 s that the supervisor gives a new server, which first ends the renames that the old one began."""
-_POLL_S = 0.02
+STATUS_TIMEOUT_S = 2.0
+_POLL_S = 0.05
 LIBFUSE = "it is mounted with --transport libfuse, which can't hand requests from one mount server to the next"
 GLUSTERFS = "GlusterFS's own client serves it, and can't hand requests from one mount server to the next"
 OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
@@ -25,13 +26,11 @@ def restart_command(target: Target) -> None:
     """Replace the mount's server with one of the installed version. Programs that use the mount see a short pause."""
     record = find(target)
     _check(record)
-    started = time.monotonic()
+    started, old = time.monotonic(), _serving(record) or record.server_pid
     os.kill(record.supervisor_pid, signal.SIGUSR2)
-    fresh = _replaced(record)
-    note(
-        f"{record.name} at {record.mountpoint}: server {fresh.server_pid} serves in the place of {record.server_pid} "
-        f"({time.monotonic() - started:.1f} s)"
-    )
+    new = _replaced(record, old)
+    took_s = time.monotonic() - started
+    note(f"{record.name} at {record.mountpoint}: server {new} serves in the place of {old} ({took_s:.1f} s)")
 
 
 def _check(record: MountRecord) -> None:
@@ -49,8 +48,16 @@ def _check(record: MountRecord) -> None:
         raise MountFailed(f"{record.mountpoint}: {OLD_KERNEL}. Unmount and mount again instead")
 
 
-def _replaced(record: MountRecord) -> MountRecord:
-    """Wait for a new server and return the mount's record then. Errors: MountFailed."""
+def _serving(record: MountRecord) -> int:
+    """Return the pid of the server that answers, or 0. The record has an older one when the disk was full since."""
+    try:
+        return int(controlclient.brief_status(record.state_dir, STATUS_TIMEOUT_S).get("serverPid", 0))
+    except controlclient.NotAnswering:
+        return 0
+
+
+def _replaced(record: MountRecord, old: int) -> int:
+    """Wait until another server than the old one answers, and return its pid. Errors: MountFailed."""
     end = time.monotonic() + RESTART_TIMEOUT_S
     while time.monotonic() < end:
         now = read_record(record.state_dir)
@@ -58,7 +65,7 @@ def _replaced(record: MountRecord) -> MountRecord:
             raise MountFailed(f"{record.mountpoint}: was unmounted meanwhile")
         if now.refused and now.noted_at > record.noted_at:
             raise MountFailed(f"{record.mountpoint}: {now.refused}")
-        if now.server_pid != record.server_pid and not now.trouble:
-            return now
+        if (pid := _serving(record)) not in (0, old):
+            return pid
         time.sleep(_POLL_S)
     raise MountFailed(f"{record.mountpoint}: no new server within {RESTART_TIMEOUT_S:.0f} s; see mount.log")

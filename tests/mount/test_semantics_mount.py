@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -174,6 +175,32 @@ def test_when_no_server_follows(mount_with: Mounter, transport: str, died: str) 
         assert json.loads(mount.command("list", "-o", "json").stdout) == []
         mount.mount()
         assert (mount.path / "file").read_bytes() == b"content"
+
+
+@promise("S-59", "S-153")
+@pytest.mark.root_only
+def test_a_restart_with_a_full_disk_ends_when_the_new_server_serves(clean_environment: Path, versitygw: Server) -> None:
+    """The supervisor can't write down then which server serves."""
+    machine = Mount(versitygw, new_bucket(versitygw), Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
+    disk = machine.folder / "state"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
+    try:
+        machine.mount()
+        (machine.path / "f").write_bytes(b"bytes")
+        with (disk / "filling").open("wb", buffering=0) as filling:
+            while error_of(filling.write, bytes(512)) != errno.ENOSPC:
+                pass
+        for _ in range(2):
+            old = machine.told()["serverPid"]
+            done = machine.command("restart", machine.path)
+            assert done.returncode == 0, done.stderr
+            assert f"in the place of {old} " in done.stderr
+        assert (machine.path / "f").read_bytes() == b"bytes"
+    finally:
+        (disk / "filling").unlink()
+        machine.end()
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @promise("S-60")
