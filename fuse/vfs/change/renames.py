@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 
-from datastore.errors import PreconditionFailed, StoreError
+from datastore.errors import AccessDenied, ObjectLocked, PreconditionFailed, StoreError
 
 from ...ops import Caller, FSError, Ino
 from ...state.nodelog import NodeRecord
@@ -130,14 +130,33 @@ class Renames:
             move = NodeRecord(source.ino, directory.ino, source.listed_kind, tail, name)
             async with self._changes.removing(target):
                 old_key, subject = source.key, _subject(source, target, new_key, target_etag)
+                old = NodeRecord(source.ino, old_directory.ino, source.listed_kind, source.tail, source.name)
+                before = None if source.dirty else source.version()
                 intent = core.db.begin("rename-file", old_key, new_key, move, subject, caller.request)
                 try:
                     await self._move_content(source, target, new_key, intent)
                 except (StoreError, OSError):
                     core.db.end(intent)
                     raise
-            async with self._moved(intent, source, target, directory, move):
-                await core.remove(old_key)
+            try:
+                async with self._moved(intent, source, target, directory, move):
+                    await core.remove(old_key)
+            except (AccessDenied, ObjectLocked):
+                if target is None and before is not None:
+                    directory.forget_listing()
+                    await self._move_back(source, old_directory, old, before)
+                raise
+
+    async def _move_back(self, source: Node, directory: Directory, old: NodeRecord, before: ObjectVersion) -> None:
+        """Undo the rename of a file whose object may not be removed; its copy goes, if that may be removed."""
+        core, copied = self._core, source.key
+        core.nodes.move(source, directory, old.name, old.tail)
+        core.log_nodes((source,))
+        self._adopt_version(source, before.key, WriteResult(before.etag, source.mtime_ns))
+        facts.doubted(source)
+        with suppress(StoreError):
+            if await core.head(before.key) is not None:
+                await core.remove(copied)
 
     async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: Intent) -> None:
         """Make the object at the new key: by an upload if the source has unsent bytes, else by a copy.

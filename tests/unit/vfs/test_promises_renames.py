@@ -406,6 +406,22 @@ def test_a_file_whose_rename_failed_at_its_last_step_is_listed_under_both_names(
 
 
 @promise("S-25")
+def test_a_file_that_may_not_be_removed_keeps_its_name_and_its_copy_goes(world: World, one: Client) -> None:
+    """Another right holds where it was to be moved. Who has the file open, or opens it, has the original."""
+    world.put_all(["d/f"])
+    before, refused = one.local.stat("d/f"), itertools.chain([Fault(AccessDenied("no"))], itertools.repeat(None))
+    one.faulty.plan = lambda _, method: next(refused) if method == "delete" else None
+    with one.local.opened("d/f", os.O_RDWR) as file:
+        failing(errno.EACCES, one.local.rename, "d/f", "g")
+        assert world.contents() == {"d/f": b"x"}
+        file.write(b"mine")
+    assert world.contents() == {"d/f": b"mine"}
+    assert (one.local.stat("d/f").ino, one.local.exists("g")) == (before.ino, False)
+    one.local.rename("d/f", "g")
+    assert world.contents() == {"g": b"mine"}
+
+
+@promise("S-25")
 @pytest.mark.parametrize(("first", "code"), [(None, errno.ENOENT), (b"newer", errno.ESTALE)])
 def test_a_file_that_another_client_removes_during_its_rename(
     world: World, one: Client, first: bytes | None, code: int
