@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid
@@ -25,6 +27,10 @@ _LOOKUP_TIMEOUT_S = 2
 """Timeout for STS, SSO and the container endpoint: they are local or near, and a mount must be refused within 5 s."""
 _METADATA_TIMEOUT_S = 1
 LOOK_AGAIN_S = 5.0
+HELPER_S = 30.0
+"""How long a credential_process may take; it may ask a person."""
+_KILLED_S = 1.0
+_HUNG = f"credential_process of the AWS configuration has not ended within {HELPER_S:.0f} s"
 _NONE_FOUND = (
     "no credentials found: the environment, AWS profiles, SSO, web identity, container and instance metadata were"
     " asked; name a credentialsSecret in the manifest, or run `aws configure`"
@@ -132,10 +138,36 @@ class ChainSource:
             return found
         with self._lock:
             if self._found is None:
-                self._found = self._session.get_credentials()
+                chain = self._session.get_component("credential_provider")
+                chain.get_provider("custom-process")._popen = Helper
+                self._found = chain.load_credentials()
             if self._found is None:
                 raise CredentialsInvalid(_NONE_FOUND)
             return self._found
+
+
+class Helper(subprocess.Popen[bytes]):
+    """A credential_process. It is killed after HELPER_S, and for LOOK_AGAIN_S after that none is started: every call of
+    the mount may wait for it, one after the other."""
+
+    hung_at: ClassVar[float] = -math.inf
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Errors: OSError."""
+        if time.monotonic() - Helper.hung_at < LOOK_AGAIN_S:
+            raise TimeoutError(_HUNG)
+        super().__init__(*args, **options)
+
+    def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Return what it printed. Errors: TimeoutError."""
+        try:
+            return super().communicate(input, HELPER_S if timeout is None else timeout)
+        except subprocess.TimeoutExpired:
+            Helper.hung_at = time.monotonic()
+            self.kill()
+            with suppress(subprocess.TimeoutExpired):
+                super().communicate(timeout=_KILLED_S)
+            raise TimeoutError(_HUNG) from None
 
 
 CredentialSource = StaticSource | ChainSource

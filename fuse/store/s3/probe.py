@@ -37,6 +37,7 @@ from .transport import TransportLimits
 
 _TLS_S = 1.0
 """Timeout of each step of the check whether a port speaks TLS, in seconds."""
+_LOOKING = "looking for credentials: check credential_process and the like in the AWS configuration"
 _OWNED = frozenset({"BucketAlreadyOwnedByYou", "BucketAlreadyExists"})
 
 
@@ -47,7 +48,7 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
     WrongRegion (only when the location names a region), ClockSkew, Unreachable, DeadlineExceeded, InvalidRequest.
     It returns or raises within deadline_s, even when a name server or credential helper hangs.
     """
-    stage = "looking for credentials"
+    stage = _LOOKING
     limits = TransportLimits(connections=1, connect_s=deadline_s / 2, idle_s=deadline_s, call_s=deadline_s)
 
     async def check() -> Capabilities:
@@ -72,7 +73,8 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
     try:
         return in_time(lambda: now(check()), deadline_s, "datastore-probe")
     except TimeoutError:
-        raise DeadlineExceeded(f"{_name(location)}: no answer within {deadline_s:g} s while {stage}") from None
+        kind = CredentialsInvalid if stage is _LOOKING else DeadlineExceeded
+        raise kind(f"{_name(location)}: no answer within {deadline_s:g} s while {stage}") from None
 
 
 async def _create(caller: Caller) -> None:

@@ -13,9 +13,19 @@ import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.errors import CredentialsInvalid, StoreError
-from datastore.fuse.store.s3.credentials import LOOK_AGAIN_S, ChainSource, StaticSource, chain_session, find_source
+from datastore.fuse.store.s3 import credentials
+from datastore.fuse.store.s3.credentials import (
+    LOOK_AGAIN_S,
+    ChainSource,
+    Helper,
+    StaticSource,
+    chain_session,
+    find_source,
+)
 from datastore.secret import Secret
 from tests.driving import resolve, the_loop
+from tests.mount.mounts import runs
+from tests.patience import eventually
 from tests.promises import promise
 from tests.unit.store.scripted import ScriptedServer, http
 from tests.unit.store.test_s3_client import client_of
@@ -108,6 +118,22 @@ def test_a_helper_that_fails_is_an_error_with_its_words(empty_home: Path) -> Non
     helper_profile(empty_home, "raise SystemExit('token expired, log in again')\n")
     with pytest.raises(CredentialsInvalid, match="log in again"):
         find_source(CHAIN).keys()
+
+
+@promise("S-65")
+def test_a_helper_that_hangs_is_ended_and_not_started_again_at_once(
+    empty_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many calls that wait for keys get the error together."""
+    monkeypatch.setattr(credentials, "HELPER_S", 0.5)
+    monkeypatch.setattr(Helper, "hung_at", Helper.hung_at)
+    pids = empty_home / "pids"
+    helper_profile(empty_home, f"import os, time; print(os.getpid(), file=open({str(pids)!r}, 'a')); time.sleep(600)\n")
+    for _ in range(5):
+        with pytest.raises(CredentialsInvalid, match=r"credential_process .* has not ended within"):
+            find_source(CHAIN).keys()
+    (pid,) = pids.read_text().split()
+    eventually(lambda: not runs(int(pid)), "it has ended")
 
 
 def write_keys(home: Path, access_key: str) -> None:
