@@ -21,6 +21,7 @@ STABLE_S = 0.3
 QUICK_ENDS = 3
 """How many processes in a row that ran shorter are replaced at once too; then there are pauses, each twice the last."""
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 def start(
@@ -83,6 +84,14 @@ def end(process: subprocess.Popen[bytes], timeout_s: float = 0.0) -> None:
 def let_go(process: subprocess.Popen[bytes]) -> None:
     """Let a process outlive this one, without Popen's warning that the process was not waited for."""
     process.returncode = process.poll() or 0
+
+
+def end_with_parent() -> None:
+    """Let the kernel send SIGTERM to this process when its parent dies, even by kill -9 (Linux)."""
+    import ctypes  # here: it takes 10 ms, and most processes don't need it
+
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def last_words(said: bytes) -> str:

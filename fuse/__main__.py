@@ -19,7 +19,7 @@ def main() -> None:
         from .supervisor.serverprocess import first
 
         # Not with --guard: the guard says at once what to mount, and puts us into a cgroup before we start a process.
-        server = first(arguments) if not arguments or arguments[0] == "--builder" else None
+        server = first(arguments) if "--guard" not in arguments else None
         from .supervisor.command import main as keep
 
         keep(arguments, server)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from datastore import ourprocess
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import load
 from datastore.cli.console import fail, note
@@ -102,12 +103,19 @@ def _parse_mount(text: str) -> tuple[str, str]:
 
 
 def run_to_the_end(
-    command: list[str], watch: SignalWatch, variables: Mapping[str, str] | None = None, begun: str = ""
+    command: list[str],
+    watch: SignalWatch,
+    variables: Mapping[str, str] | None = None,
+    begun: str = "",
+    *,
+    ends_with_us: bool = False,
 ) -> int:
     """Run a command and pass signals on; return its exit code, 128 + N after signal N. variables: extra environment.
-    begun: what the user is told once the command has started."""
+    begun: what the user is told once the command has started. ends_with_us: the command gets SIGTERM when this process
+    dies."""
+    before = ourprocess.end_with_parent if ends_with_us else None
     try:
-        process = subprocess.Popen(command, env={**os.environ, **(variables or {})})
+        process = subprocess.Popen(command, env={**os.environ, **(variables or {})}, preexec_fn=before)
     except FileNotFoundError as error:
         # The error names the command, even if what is missing is the interpreter of a script.
         fail(f"{error.filename or command[0]}: no such command")

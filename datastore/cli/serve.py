@@ -114,7 +114,7 @@ def _run(
         with watching() as watch:
             options = mount_options(True, server.as_another_user, transport)
             datastore = version_datastore(opened.datastore, model, number)
-            record = lifecycle.mount(opened.manifest, datastore, str(place), options, watch)
+            record = lifecycle.mount(opened.manifest, datastore, str(place), options, watch, ends_with_us=True)
             try:
                 watch.check()
                 podman.check_sees(server.engine, {DEFAULT_PATH: str(place)})
@@ -127,7 +127,7 @@ def _run(
                 begun = (
                     f"the server of {model}:{number} ({manifest.digest}) has started, for port {port}; Ctrl-C ends it"
                 )
-                code = run_to_the_end(server.command, watch, variables, begun)
+                code = run_to_the_end(server.command, watch, variables, begun, ends_with_us=True)
             finally:
                 ended = unmount_all([record], watch)
     finally:

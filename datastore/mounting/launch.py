@@ -43,16 +43,16 @@ def begin(arguments: Sequence[str]) -> None:
             _begun.append(_start())
 
 
-def take() -> Launched:
-    """Return the supervisor that begin() started, or start one. Errors: OSError."""
-    return _begun.pop() if _begun else _start()
+def take(*arguments: str) -> Launched:
+    """Return the supervisor that begin() started, or start one with these arguments. Errors: OSError."""
+    return _begun.pop() if _begun else _start(*arguments)
 
 
-def _start() -> Launched:
+def _start(*arguments: str) -> Launched:
     errors = _nameless_file()
     try:
         process = subprocess.Popen(
-            command(),
+            [*command(), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

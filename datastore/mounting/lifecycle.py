@@ -35,9 +35,16 @@ _POLL_S = 0.02
 
 
 def mount(
-    manifest: Manifest, datastore: Datastore, mountpoint: str, options: MountOptions, watch: SignalWatch
+    manifest: Manifest,
+    datastore: Datastore,
+    mountpoint: str,
+    options: MountOptions,
+    watch: SignalWatch,
+    *,
+    ends_with_us: bool = False,
 ) -> MountRecord:
-    """Mount a Datastore at an absolute path. Errors: any DatastoreError, Interrupted; then nothing stays mounted."""
+    """Mount a Datastore at an absolute path. ends_with_us: if a server of ours serves the mount, it ends when this
+    process dies. Errors: any DatastoreError, Interrupted; then nothing stays mounted."""
     if not datastore.spec.s3 and (options.uid, options.gid, options.umask) != (None, None, None):
         raise InvalidManifest(
             f"Datastore {datastore.name}: --uid, --gid and --umask are for s3; {datastore.spec.backend} knows owners"
@@ -55,7 +62,7 @@ def mount(
     with _locked(state_dir), _prepared(mountpoint) as made:
         _refuse_serving(state_dir, mountpoint)
         _keep(mountpoint, state_dir / COMMAND_FILE, {**seen, "made": made})
-        ready = start(spec, watch)
+        ready = start(spec, watch, ends_with_us=ends_with_us)
     return MountRecord(
         state_dir=state_dir,
         name=spec.name,

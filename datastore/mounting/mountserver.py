@@ -41,12 +41,13 @@ class Ready:
     server_pid: int
 
 
-def start(spec: MountSpec, watch: SignalWatch) -> Ready:
-    """Mount. Errors: what the server reported; MountFailed when it did not answer; Interrupted when a signal came."""
+def start(spec: MountSpec, watch: SignalWatch, *, ends_with_us: bool = False) -> Ready:
+    """Mount. ends_with_us: the mount ends when this process does, also by kill -9. Errors: what the server reported;
+    MountFailed when it did not answer; Interrupted when a signal came."""
     state_dir = Path(spec.state_dir)
     make_private(state_dir)
     watch.check()
-    launched = launch.take()
+    launched = launch.take(*(["--ends-with-parent"] if ends_with_us else []))
     conversation = _Conversation(launched.process, watch)
     try:
         answer = conversation.ask(spec.to_json().encode())

@@ -1,6 +1,7 @@
 """The supervisor's process: reads a mount specification, makes the mount, reports that, and keeps the mount.
 
-    python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] < mount specification
+    python -m datastore.fuse [--builder module:function] [--guard FD] [--down-limit SECONDS] [--ends-with-parent]
+        < mount specification
 
 It writes one JSON line to standard output: {"ready": true, ...}, or {"error": line, "kind": class} when nothing was
 mounted. A guard sends the specification over its channel instead, and gets the result there.
@@ -16,7 +17,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from datastore import logs
+from datastore import logs, ourprocess
 from datastore.api.mountspec import from_json
 from datastore.errors import DatastoreError, InvalidManifest, MountFailed
 
@@ -87,8 +88,11 @@ def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
         metavar="SECONDS",
         help="callers wait so long for a new server; then they get EIO until one serves (default: %(default)s)",
     )
+    parser.add_argument("--ends-with-parent", action="store_true", help="end the mount when our parent dies")
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD, UPGRADE})
+    if options.ends_with_parent:
+        ourprocess.end_with_parent()
     with suppress(OSError):  # already the leader of a session or a group
         os.setsid()
     os.umask(0o077)

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.modelstores import plant, tree_of
+from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import Server, free_port, make_bucket
 from tests.tools.mounting import COMMAND, Client, manifest, unmount_all
@@ -144,6 +146,22 @@ def test_a_version_is_served_on_this_machine_until_ctrl_c(laptop: Laptop) -> Non
     assert f"has started, for port {port}; Ctrl-C ends it" in said
     assert list(scratch.iterdir()) == []
     assert "digits-1" not in laptop.client.run("list").stdout
+
+
+@promise("S-415")
+def test_what_a_killed_serve_started_ends(laptop: Laptop) -> None:
+    """The server, and the mount."""
+    laptop.model("save", "digits", "--from", plant(laptop.folder / "source"))
+    words = ("digits:1", "--port", str(free_port()), "-f", str(laptop.folder / "project.yaml"), "--store", "models")
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    command = [COMMAND, "serve", *words, "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, env=laptop.client.environment, stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None
+        pid = int(serving.stdout.readline())
+        assert "digits-1" in laptop.client.run("list").stdout
+        serving.kill()
+    eventually(lambda: not psutil.pid_exists(pid), "the server has ended")
+    eventually(lambda: "digits-1" not in laptop.client.run("list").stdout, "the mount has ended")
 
 
 def _fetched(port: int, name: str) -> bytes | None:

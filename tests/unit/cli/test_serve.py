@@ -74,7 +74,7 @@ def test_a_port_in_use_is_reported_before_anything_is_mounted(here: Path, cli: C
 def test_a_server_that_cannot_start_is_not_reported_as_serving(
     here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mount(_manifest: object, datastore: Datastore, place: str, *_: object) -> MountRecord:
+    def mount(_manifest: object, datastore: Datastore, place: str, *_: object, **__: object) -> MountRecord:
         return MountRecord(
             state_dir=here, name=datastore.metadata.name, mountpoint=place, location="", in_kernel="bind"
         )
@@ -93,7 +93,7 @@ def test_a_podman_that_does_not_see_the_version_is_not_started(
 ) -> None:
     """Without root, on a machine where / is no shared mount."""
 
-    def mount(_manifest: object, datastore: Datastore, place: str, *_: object) -> MountRecord:
+    def mount(_manifest: object, datastore: Datastore, place: str, *_: object, **__: object) -> MountRecord:
         Path(place).mkdir(parents=True)
         return MountRecord(
             state_dir=here, name=datastore.metadata.name, mountpoint=place, location="", in_kernel="bind"
