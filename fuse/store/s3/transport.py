@@ -39,7 +39,8 @@ class TransportLimits:
     """connections: open at once (64: more would only queue in the server). connect_s: for TCP and TLS. idle_s: between
     two bytes in either direction. call_s: for a whole call, plus the time of its bodies at body_floor bytes per second
     (all connections share one line, which may be slow), plus long_s where the server copies 5 GiB or joins 10,000 parts
-    before it answers (250 s at 20 MB/s).
+    before it answers (250 s at 20 MB/s). passed_on: bytes per second at which a proxy that first takes a whole body
+    passes it on at least, before there is an answer.
     keep_s: an idle connection is not used again after this time, since servers close theirs after 5 to 60 s."""
 
     connections: int = 64
@@ -48,6 +49,7 @@ class TransportLimits:
     call_s: float = 30.0
     body_floor: int = 1 << 10
     long_s: float = 300.0
+    passed_on: int = 256 << 10
     keep_s: float = 55.0
 
 
@@ -147,8 +149,9 @@ class Transport:
         try:
             connection = self._take_idle()
             may_be_stale = connection is not None and request.repeatable
-            size, long_s = len(request.body) + request.expected_bytes, self.limits.long_s if request.is_long else 0.0
-            deadline = self._clock() + self.limits.call_s + long_s + size / self.limits.body_floor
+            limits, size = self.limits, len(request.body) + request.expected_bytes
+            long_s = limits.long_s if request.is_long else len(request.body) / limits.passed_on
+            deadline = self._clock() + limits.call_s + long_s + size / limits.body_floor
 
             def pace() -> float:
                 return self._left_s(deadline, long_s)

@@ -318,6 +318,19 @@ def part_of(folder: Path, start: int, stop: int) -> FilePart:
 
 
 class TestDeadlines:
+    def test_a_proxy_that_first_takes_the_whole_body_has_time_to_pass_it_on(self, transports: Transports) -> None:
+        """It is silent meanwhile, for longer than a server may be."""
+
+        def answer(_head: bytes, _number: int) -> bytes:
+            time.sleep(5 * QUICK.idle_s)
+            return http(200)
+
+        with ScriptedServer(answer) as server:
+            transport = transports.to(server.port, limits=replace(QUICK, passed_on=len(LARGE) // 60))
+            assert transport.ask(Request(method="PUT", body=LARGE)).status == 200
+            with pytest.raises(DeadlineExceeded, match="no answer in time to PUT"):
+                transport.ask(Request(method="PUT", body=b"small"))
+
     @pytest.mark.parametrize("asked", [GET, Bucketful().request, replace(LARGER, most_bytes=len(LARGE))])
     def test_silence_ends_at_the_idle_limit(self, asked: Request, transports: Transports) -> None:
         """Before an answer, and in the middle of its body."""
