@@ -75,7 +75,7 @@ class S3Backend:
             except StoreError as error:
                 # The probe has a client of its own; it makes the bucket, or its error names the field to correct.
                 self._probe()
-                made_bucket = isinstance(error, BucketNotFound)
+                made_bucket = isinstance(error, BucketNotFound) and not self._made
                 page = store.list_page(self._location.prefix, max_keys=LOOK_KEYS)
             owner = self._claim(store, page.objects, made_bucket=made_bucket)
             counted = None if page.next_token else _count(page.objects)
