@@ -107,6 +107,10 @@ TAGGED = ":tagged"
 object that is written with this entry gets the tags of that key."""
 
 
+CHANGED = "ctime"
+"""The metadata name of the time at which a file was changed last, in nanoseconds: no two versions have the same."""
+
+
 def user_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata without the entries whose names begin with SYSTEM."""
     return {name: text for name, text in metadata.items() if not name.startswith(SYSTEM)}

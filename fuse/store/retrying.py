@@ -25,6 +25,7 @@ from datastore.retry import current_call
 
 from ..loop import pause
 from .base import (
+    CHANGED,
     Body,
     ByteRange,
     Capabilities,
@@ -291,7 +292,8 @@ class RetryingStore:
             return None
         if metadata is not None and user_metadata(info.metadata) != user_metadata(metadata):
             return None
-        return WriteResult(info.etag, info.mtime_ns) if info.etag == etag() else None
+        dated = metadata is not None and CHANGED in metadata  # where an ETag is no MD5 (SSE-KMS), this tells
+        return WriteResult(info.etag, info.mtime_ns) if dated or info.etag == etag() else None
 
     async def _await_pace(self, size_bytes: int) -> None:
         if await self.upload_pace.take(size_bytes) and (call := current_call()) is not None:

@@ -121,10 +121,11 @@ class MountedStore:
 
 def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     """Probe the store, then build the file system. resumed: an earlier server served this mount: nothing is probed.
-    Errors: those of probe() (wrong key, bucket, region or endpoint), within 5 s and before anything is changed.
+    Errors: those of probe() (wrong key, bucket, region or endpoint), within 5 s of the command and before anything is
+    changed.
     """
     location = s3_of(spec)
-    capabilities = None if resumed else probe(location, deadline_s=5.0, writable=not spec.read_only)
+    capabilities = None if resumed else probe(location, deadline_s=4.0, writable=not spec.read_only)
     keys = find_source(location)
     full = spec.attributes == "full"
     store = open_s3(location, capabilities=capabilities, keys=keys, list_metadata=full)

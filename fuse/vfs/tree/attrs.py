@@ -20,6 +20,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from ...ops import NOW, SetAttr
+from ...store.base import CHANGED
 
 DIRECTORY_TYPE = "application/x-directory"
 FILE_TYPE = "application/octet-stream"
@@ -28,8 +29,8 @@ _KNOWN_TYPES = MimeTypes()
 
 _NONE: Mapping[bytes, bytes] = MappingProxyType({})
 _NO_EXTRA: Mapping[str, str] = MappingProxyType({})
-_OURS = frozenset(("mode", "uid", "gid", "mtime", "ctime", "atime", "xattr"))
-_TIMES = frozenset(("mtime", "ctime", "atime"))
+_OURS = frozenset(("mode", "uid", "gid", "mtime", CHANGED, "atime", "xattr"))
+_TIMES = frozenset(("mtime", CHANGED, "atime"))
 _GEESEFS_TARGET = "--symlink-target"
 _TIME_LIMIT_NS = (1 << 63) * 1_000_000_000
 """Larger times in metadata are ignored: their seconds would not fit the 64 bits that the kernel has for them."""
@@ -119,7 +120,7 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
     """Return the user metadata of an object with these attributes."""
     mode, uid, gid, atime_ns, mtime_ns, ctime_ns, xattrs, extra, _, _ = attributes
     metadata = {**extra, "mode": str(mode), "uid": str(uid), "gid": str(gid)}
-    metadata |= {"mtime": _seconds(mtime_ns), "ctime": _seconds(ctime_ns), "atime": _seconds(atime_ns)}
+    metadata |= {"mtime": _seconds(mtime_ns), CHANGED: _seconds(ctime_ns), "atime": _seconds(atime_ns)}
     if xattrs:
         names = ((name.decode("utf-8", "surrogateescape"), content) for name, content in xattrs.items())
         encoded = {name: base64.b64encode(content).decode() for name, content in names}
@@ -147,7 +148,7 @@ def from_metadata(metadata: Mapping[str, str], kind: int, defaults: Attributes, 
     uid, gid = _number(said("uid"), defaults.uid), _number(said("gid"), defaults.gid)
     mtime_ns = _nanoseconds(said("mtime"), defaults.mtime_ns)
     atime_ns = _nanoseconds(said("atime"), mtime_ns)
-    ctime_ns = _nanoseconds(said("ctime"), max(mtime_ns, defaults.ctime_ns))
+    ctime_ns = _nanoseconds(said(CHANGED), max(mtime_ns, defaults.ctime_ns))
     xattrs, extra = _xattrs(said("xattr")), _NO_EXTRA
     if not metadata.keys() <= _OURS:
         extra = {name: text for name, text in metadata.items() if name not in _OURS}

@@ -205,6 +205,19 @@ class TestAmbiguousWrites:
         assert written.etag == hashlib.md5(b"ours").hexdigest() == now(inner.head("key")).etag
         assert faulty.calls == ["put", "put", "head"]
 
+    @pytest.mark.parametrize("dated", [True, False])
+    def test_where_etags_are_no_md5_the_time_of_the_change_tells_whose_an_object_is(self, dated: bool) -> None:
+        """As with SSE-KMS on Amazon S3."""
+        options = WriteOptions(metadata={"ctime": "1.000000001"} if dated else {"mode": "420"}, if_none_match=True)
+        other = Fault(alter=lambda info: info._replace(etag=ETag("0" * 32)))
+        plan = nth(0, LOST, after=True)
+        store = FaultyStore(MemoryStore(), lambda index, method: other if method == "head" else plan(index, method))
+        if dated:
+            assert Retrying(store).put("key", b"ours", options).etag == "0" * 32
+        else:
+            with pytest.raises(AlreadyExists):
+                Retrying(store).put("key", b"ours", options)
+
     @pytest.mark.parametrize("theirs", [(b"theirs", ONCE), (b"ours", WriteOptions(metadata={"mtime": "9.9"}))])
     def test_another_clients_object_is_not_taken_for_ours(self, theirs: tuple[bytes, WriteOptions]) -> None:
         faulty = FaultyStore(filled(None, *theirs), nth(0, DeadlineExceeded("lost")))
