@@ -1,4 +1,4 @@
-"""An S3 server whose keys come and go: versitygw with users of its own."""
+"""versitygw with users of its own, whose keys can be added and removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Accounts:
         subprocess.run(command, check=True, capture_output=True, timeout=100)
 
     def create(self, name: str, secret: str, role: str = "admin") -> dict[str, str]:
-        """role: 'user' may do what policies of buckets allow him."""
+        """Add a user. role: a 'user' may do what the policies of buckets allow."""
         self.admin("create-user", "--access", name, "--secret", secret, "--role", role)
         return {"AWS_ACCESS_KEY_ID": name, "AWS_SECRET_ACCESS_KEY": secret}
 
@@ -32,7 +32,7 @@ class Accounts:
 
 @contextmanager
 def run_accounts() -> Iterator[Accounts]:
-    """A server without users but its own."""
+    """Yield a server with no users but its own."""
     with (
         tempfile.TemporaryDirectory(prefix="datastore-iam-") as users,
         run_versitygw("--iam-dir", users, "--iam-cache-disable") as server,

@@ -32,7 +32,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def called(answer: int) -> int:
-    """As a function of libc answers. Errors: OSError."""
+    """Check the return value of a function of libc. Errors: OSError."""
     if answer < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return answer
@@ -55,7 +55,7 @@ def datagram_pair(path: str) -> str:
 
 
 def owner(pid: int) -> str:
-    """Have the kernel send a signal for us."""
+    """Have the kernel send a signal on our behalf."""
     one, _ = socket.socketpair()
     fcntl.fcntl(one, fcntl.F_SETOWN, pid)
     return "owned"
@@ -69,7 +69,7 @@ def forked() -> str:
 
 
 def attacks(given: Mapping[str, Any]) -> dict[str, Callable[[], object]]:
-    """What is tried, by name."""
+    """Return all attacks, by name."""
     own = Path(given["own_state"])
     state, cache = Path(given["other"]["state_dir"]), Path(given["other"]["cache_dir"])
     neighbour, daemon = given["other"]["server_pid"], given["daemon_pid"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fuse
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Short, because sockets are in it."""
+    """Yield a directory with a short path, because it holds sockets."""
     made = Path(tempfile.mkdtemp(prefix="csi-", dir="/tmp"))
     yield made
     shutil.rmtree(made, ignore_errors=True)
@@ -23,7 +23,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def driver(directory: Path) -> Iterator[Driver]:
-    """Both processes, running."""
+    """Yield both processes while they run."""
     made = Driver(directory)
     try:
         made.start()
@@ -40,7 +40,7 @@ def bucket(versitygw: Server, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def pod(driver: Driver, versitygw: Server, bucket: str) -> Callable[..., Pod]:
-    """Pods of one volume, by name."""
+    """Return a function that makes pods of one volume, by name."""
 
     def make(name: str = "pod-a", **more: object) -> Pod:
         given = {"context": context_of(versitygw, bucket), "secrets": secrets_of(versitygw)} | more
@@ -51,13 +51,13 @@ def pod(driver: Driver, versitygw: Server, bucket: str) -> Callable[..., Pod]:
 
 @pytest.fixture
 def versitygw_put(versitygw: Server, bucket: str) -> Callable[[str, bytes], None]:
-    """Another client's write."""
+    """Return a function that writes as another client."""
     client = boto_client(versitygw)
     return lambda key, body: client.put_object(Bucket=bucket, Key=key, Body=body)
 
 
 @pytest.fixture
 def stored(versitygw: Server, bucket: str) -> Callable[[str], bytes]:
-    """What the bucket has for a key."""
+    """Return a function that reads a key of the bucket."""
     client = boto_client(versitygw)
     return lambda key: client.get_object(Bucket=bucket, Key=key)["Body"].read()

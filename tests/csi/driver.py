@@ -41,7 +41,7 @@ MODES = csi.VolumeCapability.AccessMode
 def until(
     condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S, log: Callable[[], str] = str
 ) -> None:
-    """Poll, bounded."""
+    """Poll until the condition holds, within a time limit."""
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:
@@ -50,7 +50,7 @@ def until(
 
 
 def ended(pid: int) -> bool:
-    """Gone with all its threads, but for the entry that its parent has to take: init may leave it there for seconds."""
+    """Return whether a process and its threads have ended. A zombie counts as ended: init may reap it seconds later."""
     try:
         process = psutil.Process(pid)
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
@@ -59,13 +59,13 @@ def ended(pid: int) -> bool:
 
 
 def stub(made: Callable[..., Any], channel: grpc.Channel) -> Any:
-    """A generated client, which has no types."""
+    """Make a generated client, which has no types."""
     return made(channel)
 
 
 @dataclass
 class Process:
-    """A process and all that it starts."""
+    """A process and its descendants."""
 
     module: str
     environment: Mapping[str, str]
@@ -84,7 +84,7 @@ class Process:
             )
 
     def kill(self) -> None:
-        """As when its container is killed: everything in it at once."""
+        """Kill all of it at once, as when its container is killed."""
         if self.popen is None:
             return
         tree: list[psutil.Process] = []
@@ -104,7 +104,7 @@ class Process:
         self.popen = None
 
     def end(self) -> int:
-        """As when its pod is deleted."""
+        """End it with SIGTERM, as when its pod is deleted."""
         if self.popen is None:
             return 0
         self.popen.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ class Driver:
         self.wait()
 
     def wait(self) -> None:
-        """Until the plugin says that it is ready."""
+        """Wait until the plugin is ready."""
         until(self.ready, "the driver is ready", log=self.logs)
 
     def ready(self) -> bool:
@@ -170,7 +170,7 @@ class Driver:
             time.sleep(0.02)
 
     def controller(self, method: str, request: Any) -> Any:
-        """One call of the controller service. Errors: grpc.RpcError."""
+        """Call the controller service. Errors: grpc.RpcError."""
         with self.channel() as channel:
             return getattr(stub(ControllerStub, channel), method)(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
 
@@ -181,7 +181,7 @@ class Driver:
         return next(each for each in self.daemon().states() if each.volume_id == volume_id)
 
     def mounted_client(self, volume_id: str) -> int:
-        """The pid that serves a volume, by the state that its supervisor writes; 0: none."""
+        """Return the pid of a volume's server, from its supervisor's state file; 0: none."""
         try:
             told = json.loads(Path(self.state(volume_id).state_dir, "mount.json").read_bytes())
         except (OSError, ValueError):
@@ -189,12 +189,12 @@ class Driver:
         return int(told["serverPid"])
 
     def logs(self) -> str:
-        """Everything that the driver and its mounts have written."""
+        """Return all logs of the driver and its mounts."""
         files = [self.mount_daemon.log, self.plugin.log, *self.settings.plugin_dir.glob("state/*/[ms]*.log")]
         return "\n".join(path.read_text(errors="replace") for path in files if path.exists())
 
     def close_processes(self) -> None:
-        """Everything of ours on the node ends at once."""
+        """Kill all of our processes on the node at once."""
         for process in (self.plugin, self.mount_daemon):
             process.kill()
 
@@ -208,7 +208,7 @@ class Driver:
 
 @dataclass
 class Pod:
-    """A pod's use of a volume: where it is staged and where it shows."""
+    """A pod's use of a volume: its staging path and its target path."""
 
     driver: Driver
     volume_id: str
@@ -275,23 +275,23 @@ class Pod:
         return self.publish()
 
     def end(self) -> None:
-        """As the kubelet does: what can't be done just now is asked for again."""
+        """End the pod as the kubelet does, which repeats a call that can't succeed yet."""
         until(lambda: answered(self.unpublish, grpc.StatusCode.UNAVAILABLE), "the volume is unpublished")
         until(lambda: answered(self.unstage, grpc.StatusCode.UNAVAILABLE), "the volume is unstaged")
 
     def publish_again(self) -> None:
-        """As the kubelet does every minute: a mount daemon that was replaced may not listen yet."""
+        """Publish again, as the kubelet does every minute. A new mount daemon may not listen yet."""
         until(lambda: answered(self.publish, grpc.StatusCode.UNAVAILABLE), "the volume is published")
 
     def condition(self) -> str:
-        """What NodeGetVolumeStats says of it."""
+        """Return what NodeGetVolumeStats says of it."""
         request = csi.NodeGetVolumeStatsRequest(volume_id=self.volume_id, volume_path=str(self.target))
         return str(self.driver.node("NodeGetVolumeStats", request).volume_condition.message)
 
 
 @contextmanager
 def running() -> Iterator[Driver]:
-    """Both processes, in a short directory of their own, since sockets are in it."""
+    """Yield both processes, in a directory with a short path, since it holds sockets."""
     directory = Path(tempfile.mkdtemp(prefix="csi-", dir="/tmp"))
     driver = Driver(directory)
     try:
@@ -303,7 +303,7 @@ def running() -> Iterator[Driver]:
 
 
 def answered(call: Callable[[], object], unless: grpc.StatusCode) -> bool:
-    """Once more, as the kubelet does; False when the answer is `unless`. Errors: grpc.RpcError for any other one."""
+    """Make a call that the kubelet repeats; return False if it fails with `unless`. Errors: grpc.RpcError."""
     try:
         call()
     except grpc.RpcError as refused:
@@ -314,11 +314,11 @@ def answered(call: Callable[[], object], unless: grpc.StatusCode) -> bool:
 
 
 def context_of(server: Server, bucket: str, **more: Any) -> dict[str, str]:
-    """volumeAttributes as the controller writes them."""
+    """Return volumeAttributes as the controller writes them."""
     spec = {"s3": {"bucket": bucket, "endpoint": server.endpoint}, **more}
     return {"datastore.dev/spec": json.dumps(spec)}
 
 
 def secrets_of(server: Server) -> dict[str, str]:
-    """The Secret's data."""
+    """Return the data of the Secret."""
     return {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}

@@ -1,4 +1,4 @@
-"""the mount daemon of an earlier release, which knew of no group and said so in these words."""
+"""The mount daemon of an earlier release, whose MountSpec had no group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datastore.errors import InvalidManifest
 
 
 def earlier(text: str) -> MountSpec:
-    """from_json() as it was."""
+    """Parse a MountSpec as that release did."""
     if "group" in json.loads(text):
         why = "MountSpec.__init__() got an unexpected keyword argument 'group'"
         raise InvalidManifest(f"not a mount specification: {why}")

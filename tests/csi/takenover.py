@@ -1,4 +1,4 @@
-"""What a mount server reaches that somebody has taken over, for every kind of source: see attacking.py."""
+"""What a hacked mount server can reach, for every kind of source: see attacking.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTACK_S = 100
 
 
 def check_confined(driver: Driver, pod: Pod) -> int:
-    """The pid of a volume's server. Errors: AssertionError unless the system holds it in every way."""
+    """Return the pid of a volume's server. Errors: AssertionError unless all confinements are in force."""
     state = driver.state(pod.volume_id)
     spec = next(each.spec for each in handles_of(driver.settings.daemon_socket) if each.volume_id == pod.volume_id)
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{state.server_pid}/status").read_text().splitlines())
@@ -30,7 +30,7 @@ def check_confined(driver: Driver, pod: Pod) -> int:
 
 
 def check_reaches_nothing(driver: Driver, own: Pod, other: Pod) -> None:
-    """Try all of attacking.py as the server of `own`. Errors: AssertionError when anything of another's is reached."""
+    """Try all of attacking.py as the server of `own`. Errors: AssertionError when it reaches another volume."""
     states = [driver.state(each.volume_id) for each in (own, other)]
     specs = {each.volume_id: from_json(each.spec.to_json()) for each in handles_of(driver.settings.daemon_socket)}
     neighbour = specs[other.volume_id]

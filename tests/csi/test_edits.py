@@ -1,4 +1,4 @@
-"""A Datastore that is edited while pods use it: they go on without an error, and see what they may see."""
+"""Edits of a Datastore while pods use it: the pods see no error, and see the new settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATUS_S = 60.0
 
 
 def edited(pod: Pod, **settings: Any) -> Pod:
-    """The same pod, of a Datastore that was edited."""
+    """Return the same pod with the edited settings."""
     document = json.loads(pod.context["datastore.dev/spec"])
     s3 = {**document["s3"], **settings.pop("s3", {})}
     memory = {"datastore.dev/memory": settings.pop("memory")} if "memory" in settings else {}
@@ -43,18 +43,18 @@ def server_of(driver: Driver, pod: Pod) -> int:
 
 
 def dirty(state_dir: Path) -> list[str]:
-    """The files that the bucket lacks."""
+    """Return the names of files that the bucket lacks."""
     return [each["path"] for each in ask(state_dir, {"op": "status"}, STATUS_S, STATUS_BYTES)["dirty"]]
 
 
 def settle(driver: Driver, pod: Pod, before: int, why: object = "") -> None:
-    """Until another server serves."""
+    """Wait until another server serves."""
     until(lambda: server_of(driver, pod) not in {0, before}, f"another server {why}", log=driver.logs)
 
 
 @promise("S-230")
 def test_every_edit_under_a_pod_that_reads_and_writes(driver: Driver, pod: Pods, tmp_path: Path) -> None:
-    """With one mount and without an error; what a server can't change in itself another one shows."""
+    """One mount takes all edits without an error; a new server applies those that a running one can't."""
     first = pod()
     (first.start() / "work").mkdir()
     mount = os.stat(first.target).st_dev
@@ -143,7 +143,7 @@ def test_an_edit_is_seen_at_once(
 def test_metadata_ttl_counts_for_what_is_asked_for_afterwards(
     pod: Pods, versitygw_put: Callable[[str, bytes], None]
 ) -> None:
-    """What the kernel was told before it believes for as long as it was told."""
+    """The kernel uses earlier answers for as long as they said."""
     first = pod(context=edited(pod(), metadataTTL="1h").context)
     place = first.start()
     assert os.listdir(place) == []

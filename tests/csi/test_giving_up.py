@@ -1,4 +1,4 @@
-"""What is away or hangs is told in the call's own time, and the same call works once that is over."""
+"""A call fails within its deadline while something is away or hangs, and succeeds afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANGS_S = 90.0
 
 @contextmanager
 def unavailable(said: str, within_s: float) -> Iterator[None]:
-    """The call is refused so, and in this time."""
+    """Check that the call fails with this text, within this time."""
     began = time.monotonic()
     with pytest.raises(grpc.RpcError) as refused:
         yield

@@ -1,4 +1,4 @@
-"""A command that the kernel does not let go of, though it was killed: its request was taken and is not answered."""
+"""A killed command that hangs in the kernel, because its request was read and is not answered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD_S = 120.0
 
 
 class Silent(NamedTuple):
-    """taken: a request was; answers: from now on requests are answered."""
+    """taken: set when a request was read; answers: set to have requests answered."""
 
     taken: threading.Event
     answers: threading.Event

@@ -69,7 +69,7 @@ def test_a_read_only_pod_sees_what_a_writing_pod_writes(pod: Pods) -> None:
 
 @promise("S-82")
 def test_a_read_only_pod_is_read_only_for_the_node_too(driver: Driver, pod: Pods) -> None:
-    """Else the kubelet, which sees the mount from another mount namespace, would make a subPath that is missing."""
+    """Otherwise the kubelet, in another mount namespace, would create a missing subPath."""
     pods = driver.directory / "pods"
     pods.mkdir()
     for options in (["--bind", str(pods)], ["--make-shared"]):
@@ -102,7 +102,7 @@ def test_a_volume_whose_access_mode_only_reads_is_mounted_read_only(pod: Pods) -
 
 
 def as_user(uid: int, gid: int, place: Path, work: Callable[[], object]) -> int:
-    """The errno of some work by a plain user who stands in `place`, as a container's user does; 0: it went well."""
+    """Return the errno of work that a plain user does in `place`, as a container's user would; 0: success."""
     child = os.fork()
     if child == 0:
         code = 0

@@ -52,7 +52,7 @@ def test_rotated_keys_reach_the_live_mount_and_no_text_shows_one(driver: Driver,
 
 
 def everything_said(driver: Driver) -> Iterator[str]:
-    """Logs, state files, and what ps shows of our processes: arguments and environment."""
+    """Return logs, state files, and the arguments and environments of our processes."""
     yield driver.logs()
     for path in driver.settings.plugin_dir.rglob("*"):
         if path.is_file() and "cache" not in path.parts:

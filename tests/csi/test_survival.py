@@ -1,4 +1,4 @@
-"""Whatever of ours dies or is replaced on a node, who reads and writes sees a pause and never an error."""
+"""Whichever of our processes dies or is replaced on a node, programs see a pause and no error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pods = Callable[..., Pod]
 
 
 class Application:
-    """application.py at work in a directory of the mount."""
+    """application.py, running in a directory of the mount."""
 
     def __init__(self, directory: Path, output: Path) -> None:
         self._directory, self._output = directory, output
@@ -32,7 +32,7 @@ class Application:
         return self._output.read_text().count("\n")
 
     def goes_on(self) -> None:
-        """Three more rounds."""
+        """Wait for three more rounds."""
         reached = self.rounds() + 3
         until(lambda: self.rounds() >= reached or self._process.poll() is not None, f"round {reached}")
         assert self._process.poll() is None, self._output.with_suffix(".err").read_text()
@@ -79,7 +79,7 @@ def test_a_supervisor_is_killed(driver: Driver, pod: Pods, application: Applicat
 def test_a_supervisor_is_killed_while_the_system_starts_no_process(
     driver: Driver, pod: Pods, application: Application
 ) -> None:
-    """A limit of descriptors stands for one of processes."""
+    """A limit of descriptors stands in for a limit of processes."""
     assert driver.mount_daemon.popen is not None
     daemon, kind = driver.mount_daemon.popen.pid, resource.RLIMIT_NOFILE
     supervisor = driver.state(pod().volume_id).supervisor_pid
@@ -130,7 +130,7 @@ def test_first_the_plugin_is_replaced_then_the_mount_daemon(
 @promise("S-139")
 @pytest.mark.parametrize("replaced", ["mount_daemon", "server"])
 def test_settings_changed_during_a_replacement_reach_the_next_server(driver: Driver, pod: Pods, replaced: str) -> None:
-    """That one was started with what is old, and nobody would tell it later."""
+    """The next server was started with the old settings."""
     first = pod()
     (first.start() / "x").write_text("x")
     state = driver.state(first.volume_id)

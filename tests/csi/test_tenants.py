@@ -1,4 +1,4 @@
-"""What a tenant gets from a node through the driver, and what he does not."""
+"""What a tenant can and can't get from a node through the driver."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ BODY = bytes(range(256)) * 800
 
 @pytest.fixture
 def shared() -> Iterator[tuple[Accounts, str]]:
-    """A bucket with `file` that its owner may read, and of which user `lister` sees a listing and nothing more."""
+    """Yield a bucket with `file`: its owner may read it, and user `lister` may only list the bucket."""
     with run_accounts() as accounts:
         bucket = make_bucket(accounts.server, "shared-data")
         owner = boto_client(accounts.server)
@@ -108,7 +108,7 @@ LISTER = {"AWS_ACCESS_KEY_ID": "lister", "AWS_SECRET_ACCESS_KEY": "lister-secret
 
 @promise("S-205")
 def test_one_tenant_does_not_read_what_another_one_has_cached(driver: Driver, shared: tuple[Accounts, str]) -> None:
-    """He may list the bucket, and so knows each version, but not read it."""
+    """This user may list the bucket, and so knows each version, but may not read it."""
     accounts, bucket = shared
     context = context_of(accounts.server, bucket, readOnly=True)
     owner = Pod(driver, "team-a/data/1", context, secrets_of(accounts.server))
@@ -126,7 +126,7 @@ def test_one_tenant_does_not_read_what_another_one_has_cached(driver: Driver, sh
 def test_a_volume_with_other_keys_reads_nothing_that_its_former_keys_read(
     driver: Driver, shared: tuple[Accounts, str]
 ) -> None:
-    """The Secret is another one when the volume comes to the node again."""
+    """The volume returns to the node with another Secret."""
     accounts, bucket = shared
     context = context_of(accounts.server, bucket)
     first = Pod(driver, "team-a/data/1", context, secrets_of(accounts.server))
@@ -166,7 +166,7 @@ def on_disk(directory: str) -> int:
 def test_no_manifest_takes_more_of_the_disk_than_the_administrator_gives(
     small: Driver, versitygw: Server, bucket: str
 ) -> None:
-    """A tenant asks for 900 TiB, and another one's volume comes beside it."""
+    """One tenant requests 900 TiB, then another tenant's volume is mounted."""
     assert small.node("NodeGetInfo", csi.NodeGetInfoRequest()).max_volumes_per_node == 3
     body = bytes(24 << 20)
     boto_client(versitygw).put_object(Bucket=bucket, Key="large", Body=body)
@@ -188,7 +188,7 @@ def test_no_manifest_takes_more_of_the_disk_than_the_administrator_gives(
 
 @promise("S-211", "S-215")
 def test_a_mount_server_has_few_rights(driver: Driver, versitygw: Server, bucket: str) -> None:
-    """Also the one that replaces it."""
+    """The same holds for the server that replaces it."""
     pod = Pod(driver, "team/data/1", context_of(versitygw, bucket), secrets_of(versitygw))
     (pod.start() / "file").write_text("x")
     assert handles_of(driver.settings.handles_socket) == [], "the daemon answers, so nobody has to ask the plugin"
@@ -204,7 +204,7 @@ def test_a_mount_server_has_few_rights(driver: Driver, versitygw: Server, bucket
 
 @promise("S-215")
 def test_a_hacked_mount_server_reaches_nothing_of_other_tenants(driver: Driver, versitygw: Server, bucket: str) -> None:
-    """Two volumes of two tenants on a node; the one's server tries all it can think of."""
+    """A node has volumes of two tenants; the server of one tries all attacks."""
     pods = [Pod(driver, f"team-{n}/data/1", context_of(versitygw, bucket), secrets_of(versitygw), name=n) for n in "ab"]
     for pod in pods:
         (pod.start() / f"file-{pod.name}").write_text(pod.name)
@@ -230,7 +230,7 @@ print(len(missing), capabilities)
 
 @promise("S-215")
 def test_missing_landlock_or_seccomp_is_reported() -> None:
-    """An older kernel, and an image without the library; what is left holds."""
+    """The kernel is older, or the image lacks the library; the other confinements hold."""
     told = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.split() == ["2", "CapEff:", f"{CAPABILITIES['s3']:016x}"]
 
@@ -239,7 +239,7 @@ def test_missing_landlock_or_seccomp_is_reported() -> None:
 def test_files_written_by_a_mount_server_cannot_redirect_the_daemon(
     driver: Driver, versitygw: Server, bucket: str
 ) -> None:
-    """Its own state directory says that the neighbour's server is its own, and then its volume ends."""
+    """A state directory names the neighbour's server as its own before the volume is unmounted."""
     pods = [Pod(driver, f"team-{n}/data/1", context_of(versitygw, bucket), secrets_of(versitygw), name=n) for n in "ab"]
     for pod in pods:
         pod.start()
@@ -260,7 +260,7 @@ def test_files_written_by_a_mount_server_cannot_redirect_the_daemon(
 
 @pytest.fixture
 def metadata_service() -> Iterator[Hostile]:
-    """What a redirect is to lead to."""
+    """The address to which a redirect would lead."""
     with hostile(servers.page) as server:
         yield server
 
@@ -269,7 +269,7 @@ def metadata_service() -> Iterator[Hostile]:
 def test_a_node_reads_only_from_the_server_that_was_named(
     driver: Driver, versitygw: Server, metadata_service: Hostile
 ) -> None:
-    """On the real path of a pod's read."""
+    """A pod reads through the real mount."""
     with hostile(redirecting(f"{metadata_service.endpoint}/latest/meta-data/iam")) as server:
         spec = {"s3": {"bucket": "data", "endpoint": server.endpoint}, "readOnly": True}
         pod = Pod(driver, "team/data/1", {"datastore.dev/spec": json.dumps(spec)}, secrets_of(versitygw))

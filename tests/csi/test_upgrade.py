@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fuse
 
 @pytest.fixture
 def driver(directory: Path) -> Iterator[Driver]:
-    """With an older mount daemon."""
+    """A driver with an older mount daemon."""
     made = Driver(directory)
     made.mount_daemon.module = "tests.csi.older_daemon"
     try:

@@ -96,7 +96,7 @@ def test_the_administrator_names_a_host_in_full_or_a_range(address: str) -> None
 @promise("S-203")
 @pytest.mark.parametrize("address", METADATA)
 def test_no_name_leads_to_a_metadata_service(address: str) -> None:
-    """Whoever answers for a name could make it do so."""
+    """The owner of a DNS name could point it there."""
     open_ = EndpointPolicy(endpoints=("http://minio.store",), allow_ranges=("10.0.0.0/8", "fc00::/7", "100.64.0.0/10"))
     assert open_.refusal("http://minio.store", address)
     assert EndpointPolicy(allow_ranges=(address.partition("%")[0],)).refusal("", address) == ""
@@ -119,7 +119,7 @@ def test_the_smaller_of_two_ranges_decides() -> None:
 
 @promise("S-203")
 def test_the_policy_and_the_api_servers_address_come_from_the_environment() -> None:
-    """The API server is denied also where its range is allowed."""
+    """The API server is denied even if its range is allowed."""
     policy = policy_from(
         {
             "ALLOW_ENDPOINTS": " https://a, http://b:1,,\nhttps://*.c ",

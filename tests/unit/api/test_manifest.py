@@ -391,7 +391,7 @@ def test_any_spec_is_taken_or_refused_in_one_line(tree: object) -> None:
 
 @promise("S-47", "S-48")
 def test_each_way_to_choose_write_back_and_conflict_is_parsed() -> None:
-    """Off unless they are asked for."""
+    """Both are off by default."""
     plain = only(spec("{s3: {bucket: digits}}")).spec
     assert (plain.conflict, plain.write_back) == ("lastWriterWins", None)
     chosen = only(spec("{conflict: fail, writeBack: {}, s3: {bucket: digits}}")).spec

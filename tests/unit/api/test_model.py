@@ -1,4 +1,4 @@
-"""datastore.api.model: what a Model, a ModelVersion and a Serving may say, and a line for each way to be wrong."""
+"""datastore.api.model: valid objects, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_wrong_field_is_reported_in_one_line(kind: str, spec: str, line: st
 @promise("S-390")
 @pytest.mark.parametrize("kind", ["Model", "ModelVersion", "Serving"])
 def test_a_name_must_fit_where_it_is_used(kind: str) -> None:
-    """It names services and claims."""
+    """The name is also that of Services and claims."""
     spec = {"Model": "{}", "ModelVersion": "{model: m, version: 1}", "Serving": "{model: m, version: 1}"}[kind]
     assert "metadata.name must have at most 63 lower-case letters" in complaint(kind, spec, "a.b")
     assert "metadata.name must have at most 63 lower-case letters" in complaint(kind, spec, "a" * 64)

@@ -75,7 +75,7 @@ def test_a_specification_survives_the_pipe_and_hides_its_keys_elsewhere() -> Non
 
 
 def test_a_specification_says_only_what_differs_from_the_defaults() -> None:
-    """So a supervisor of an older version takes it from a newer node plugin."""
+    """So an older supervisor accepts it from a newer node plugin."""
     said = json.loads(resolved(manifest("{s3: {bucket: digits}}")).to_json())
     assert said["source"] == {"kind": "s3", "bucket": "digits"}
     assert not {"memory_bytes", "write_back_s", "conflict", "used_bytes"} & set(said)
@@ -190,7 +190,7 @@ def test_backends_that_only_a_cluster_has_are_refused_on_a_laptop(spec: str, tex
     "option", ["addr=10.0.0.1", "port=1", "sec=krb5", "vers=2", "nconnect=4,port=1", "ro", "timeo=0", "", "hard\n"]
 )
 def test_options_of_a_users_export_do_not_choose_another_server(option: str) -> None:
-    """Nor as whom the node asks it."""
+    """They don't choose the node's identity either."""
     nfs = {"server": "h", "path": "/a", "mountOptions": [option]}
     with pytest.raises(InvalidManifest, match=r"spec.nfs.mountOptions\[0\] must be one option of nfs\(5\): hard"):
         manifest(json.dumps({"nfs": nfs}))
@@ -218,7 +218,7 @@ def test_unsent_changes_can_not_reach_other_data() -> None:
 
 
 def test_two_ssh_servers_on_one_host_share_no_state() -> None:
-    """A mount clears what it left of hidden names on its own server, and those are another server's there."""
+    """A mount removes hidden names that it left on its server; the other server's names are not its own."""
     texts = ["{sftp: {host: h, path: /a}}", "{sftp: {host: h, path: /a, port: 2022}}"]
     specs = [resolved(manifest(text)) for text in texts]
     assert len({each.state_dir for each in specs}) == len(texts)

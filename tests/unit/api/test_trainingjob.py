@@ -1,4 +1,4 @@
-"""datastore.api.trainingjob: what a TrainingJob may say, and the one line for each way to be wrong (S-320, S-321)."""
+"""datastore.api.trainingjob: valid TrainingJobs, and one line for each mistake (S-320, S-321)."""
 
 from __future__ import annotations
 

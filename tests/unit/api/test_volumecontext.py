@@ -172,7 +172,7 @@ def test_an_inline_volume_can_name_a_datastore() -> None:
     "name", ["", "..", "../../other/datastores/x", "a/status", "a%2fb", "a?watch=1", "A", "a" * 254]
 )
 def test_a_reference_is_a_name_and_nothing_more(name: str) -> None:
-    """It is a part of what the node asks the API server."""
+    """The name becomes a part of a request to the API server."""
     with pytest.raises(InvalidManifest, match="is no name of a Datastore"):
         from_context({"datastore": name})
     assert DATASTORES.path("team", name or "x").count("/") == 7
@@ -228,7 +228,7 @@ def test_a_secret_with_a_value_that_no_storage_has_is_refused(name: str) -> None
 
 @promise("S-204")
 def test_a_backend_gets_only_its_own_keys_of_a_secret() -> None:
-    """Not the megabyte beside it."""
+    """A large value beside the keys is left out."""
     keys = {"AWS_ACCESS_KEY_ID": Secret("a"), "AWS_SECRET_ACCESS_KEY": Secret("b"), "other": Secret("x" * 1_000_000)}
     found = for_storage(SecretManifest(name="s", namespace="n", values=keys))
     assert found.values.keys() == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}

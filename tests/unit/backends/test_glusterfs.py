@@ -1,4 +1,4 @@
-"""Whether a GlusterFS server has a volume: asked of small servers that answer, lie, drip or are not there."""
+"""Whether a GlusterFS server has a volume; the servers answer, lie, send a byte at a time, or don't exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST = 1 << 31
 
 @contextlib.contextmanager
 def server(answer: Callable[[bytes], bytes]) -> Iterator[int]:
-    """Answers each connection once; its port."""
+    """Yield the port of a server that answers each connection once."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -41,7 +41,7 @@ def server(answer: Callable[[bytes], bytes]) -> Iterator[int]:
 
 
 def reply(call: bytes, *numbers: int) -> bytes:
-    """An accepted reply to a call."""
+    """Return an accepted reply to a call."""
     record = call[4:8] + struct.pack(">5I", 1, 0, 0, 0, 0) + struct.pack(f">{len(numbers)}i", *numbers)
     return struct.pack(">I", LAST | len(record)) + record
 
@@ -52,7 +52,7 @@ def find(port: int, *servers: str) -> str:
 
 @promise("S-309")
 def test_a_server_that_has_the_volume_is_named_and_was_asked_for_it() -> None:
-    """Others that are away are passed over."""
+    """Unreachable servers are skipped."""
     asked: list[bytes] = []
 
     def answer(call: bytes) -> bytes:
@@ -82,7 +82,7 @@ def test_a_missing_volume_is_reported_by_the_first_server_that_answers() -> None
 @promise("S-306")
 @pytest.mark.parametrize("ports", [(0,), (0, 0), (0, 49152), (0, None)])
 def test_a_volume_without_a_running_brick_is_reported_as_such(ports: tuple[int | None, ...]) -> None:
-    """But not while one may run, because its host does not answer (None)."""
+    """A brick whose host does not answer (None) may run, so then it is not reported."""
     parts = [
         f"volume v-{number}\n    option remote-subvolume /b{number}\n    option remote-host 127.0.0.1\nend-volume\n"
         for number in range(len(ports))
@@ -118,14 +118,14 @@ def test_a_volume_without_a_running_brick_is_reported_as_such(ports: tuple[int |
     ],
 )
 def test_an_invalid_answer_is_reported_with_its_server(answer: Callable[[bytes], bytes]) -> None:
-    """Whatever it sends."""
+    """This holds whatever it sends."""
     with server(answer) as port, pytest.raises(Unreachable, match=r"127\.0\.0\.1: "):
         find(port)
 
 
 @promise("S-306")
 def test_a_server_that_never_answers_costs_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one of which a byte comes now and then."""
+    """The same holds for a server that sends a byte now and then."""
     monkeypatch.setattr(glusterfs, "TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable, match="no answer in time"):
         find(silent.getsockname()[1])

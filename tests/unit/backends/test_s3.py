@@ -171,7 +171,7 @@ def test_usage_counts_everything_but_the_marker(world: World) -> None:
 
 
 def test_usage_is_of_what_users_stored_where_other_datastores_share_the_bucket(world: World) -> None:
-    """Their markers, and what they try at the moment, are nobody's data."""
+    """Markers and probe objects are not counted as data."""
     world.backend("other").ensure()
     world.put(".datastore.probe-0123/", ".datastore.probe-0123/a", "a/.datastore.probe-4567/b", MARKER)
     whole = world.backend(location=S3Location(bucket="b"))

@@ -33,7 +33,7 @@ spec: {{local: {{path: {root}/models}}}}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with digits:1 in the store of p.yaml, and no program on PATH."""
+    """Make a directory whose p.yaml has digits:1 in its store; PATH has no programs."""
     (tmp_path / "p.yaml").write_text(MANIFEST.format(root=tmp_path))
     (tmp_path / "models").mkdir()
     source = DirectoryTree(plant(tmp_path / "run"))
@@ -91,7 +91,7 @@ def test_a_server_that_cannot_start_is_not_reported_as_serving(
 def test_a_podman_that_does_not_see_the_version_is_not_started(
     here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without root, on a machine where / is no shared mount."""
+    """The user is not root, and / is no shared mount on this machine."""
 
     def mount(_manifest: object, datastore: Datastore, place: str, *_: object, **__: object) -> MountRecord:
         Path(place).mkdir(parents=True)

@@ -27,7 +27,7 @@ KEPT = "another client changed this file since it was opened (conflict: fail); w
 
 
 def leave(state_dir: Path) -> None:
-    """The journal and the bytes of a waiting, a failed and a refused file; of the last only a part came here."""
+    """Write the journal and bytes of a waiting, a failed and a refused file; the last one is only partly here."""
     staging = state_dir / "staging"
     staging.mkdir(exist_ok=True)
     db = StateDb(state_dir / "state.db")
@@ -48,7 +48,7 @@ def leave(state_dir: Path) -> None:
 
 @pytest.fixture
 def left(root: Path, mount_output: MountOutput) -> Path:
-    """The state directory of a mount that died with three files."""
+    """Return the state directory of a mount that died with three unsent files."""
     mount_output("ready")
     state_dir = state_of(root, "output")
     leave(state_dir)
@@ -68,7 +68,7 @@ def test_a_row_whose_file_was_sent_and_removed_is_no_unsent_file(cli: Cli, left:
 
 @promise("S-19", "S-20")
 def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path) -> None:
-    """It is in the log only; what the log takes back is not."""
+    """Its row is only in the log; a row that the log removes does not count."""
     state = left / "other.db"
     db = StateDb(state)
     row = Unsent("y", "young\udcff", "", "", 0, 0, {}, "text/plain", 1)
@@ -85,7 +85,7 @@ def test_a_young_file_of_a_mount_that_was_killed_is_listed(cli: Cli, left: Path)
 
 @promise("S-47")
 def test_unsent_lists_the_waiting_files_and_the_reasons(cli: Cli, left: Path) -> None:
-    """What is tried again, and what a person has to decide."""
+    """Some are retried, others need a person's decision."""
     lines = cli("unsent", "output").out.splitlines()
     assert [line.split()[0] for line in lines] == ["PATH", "a.txt", "d/b.txt", "d/c.txt"]
     assert lines[1].endswith(" waiting")
@@ -101,7 +101,7 @@ def test_unsent_lists_the_waiting_files_and_the_reasons(cli: Cli, left: Path) ->
 
 @promise("S-47")
 def test_unsent_saves_files_to_another_directory(cli: Cli, left: Path, tmp_path: Path) -> None:
-    """Whole, without overwriting anything; it says what is missing, and all stays listed."""
+    """Files are saved whole, nothing is overwritten, missing parts are reported, and all files stay listed."""
     saved = cli("unsent", "output", "--save", tmp_path / "saved")
     assert saved.code == 0
     assert (tmp_path / "saved/a.txt").read_bytes() == b"a.txt".ljust(4096, b".")
@@ -116,7 +116,7 @@ def test_unsent_saves_files_to_another_directory(cli: Cli, left: Path, tmp_path:
 
 @promise("S-47")
 def test_two_files_of_one_path_are_saved_side_by_side(cli: Cli, left: Path, tmp_path: Path) -> None:
-    """The newest has the name."""
+    """The newest file gets the plain name."""
     db = StateDb(left / "state.db")
     row = Unsent("older", "a.txt", "", "", 0, 0, {}, "text/plain", 1)
     (left / "staging" / "older").write_bytes(b"older")
@@ -132,7 +132,7 @@ def test_two_files_of_one_path_are_saved_side_by_side(cli: Cli, left: Path, tmp_
 def test_a_copy_that_breaks_off_is_removed(
     cli: Cli, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
-    """So it can be repeated there, and nobody takes a part for the file."""
+    """So the command can be repeated, and no partial file looks whole."""
 
     def broken(source: IO[bytes], copy: IO[bytes], length: int) -> None:
         copy.write(source.read(100))
@@ -148,7 +148,7 @@ def test_a_copy_that_breaks_off_is_removed(
 
 @promise("S-47")
 def test_unsent_discards_files(cli: Cli, left: Path) -> None:
-    """One path, its bytes and its row."""
+    """It discards the bytes and the row of one path."""
     assert cli("unsent", "output", "--discard", "d/c.txt").err == "d/c.txt is discarded\n"
     assert not (left / "staging" / "d-c.txt").exists()
     assert [each["path"] for each in json.loads(cli("unsent", "output", "-o", "json").out)] == ["a.txt", "d/b.txt"]
@@ -171,7 +171,7 @@ def test_unsent_files_beyond_the_listing_are_saved_and_discarded_too(
 
 @promise("S-47")
 def test_a_living_server_discards_its_own_files(cli: Cli, root: Path, mount_output: MountOutput) -> None:
-    """The command leaves a server's journal to the server."""
+    """The command does not change the journal of a running server."""
     mount_output("ready")
     state_dir = state_of(root, "output")
     leave(state_dir)
@@ -207,7 +207,7 @@ def test_a_discard_that_has_to_wait_says_why(
 @promise("S-47")
 @pytest.mark.parametrize("kind", ["nfs", "bind"])
 def test_a_kernel_mount_has_no_unsent_files(cli: Cli, root: Path, tmp_path: Path, kind: str) -> None:
-    """Also for a retry, although there is no server to ask."""
+    """The same holds for --retry, although there is no server to ask."""
     mounted_by_the_kernel(root, "output", tmp_path / "d", kind)
     for option in ([], ["--retry"]):
         assert cli("unsent", "output", *option) == (0, "", "everything of output is uploaded\n")

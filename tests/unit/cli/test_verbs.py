@@ -23,7 +23,7 @@ from .conftest import Cli, MountOutput, asked, leave_unsent, state_of
 
 @pytest.fixture
 def mounted(cli: Cli, manifest: Path, tmp_path: Path) -> Path:
-    """`digits`, mounted."""
+    """Mount `digits`, and return its directory."""
     assert cli("mount", manifest, "digits", tmp_path / "d").code == 0
     return tmp_path / "d"
 
@@ -143,7 +143,7 @@ def test_two_commands_never_mount_the_same_at_once(cli: Cli, root: Path, manifes
 def test_a_kernel_mount_always_has_a_record(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """Where that can't be kept, as on a full disk, nothing is mounted; where the mount fails, none is left."""
+    """If the record can't be written, nothing is mounted; if the mount fails, no record is left."""
     place, binds = tmp_path.resolve() / "d", 0
     manifest.write_text(
         "apiVersion: datastore.dev/v1alpha1\nkind: Datastore\nmetadata: {name: here}\n"
@@ -173,7 +173,7 @@ def test_a_kernel_mount_always_has_a_record(
 def test_a_serving_mount_that_is_not_in_the_mount_table_is_not_touched(
     cli: Cli, root: Path, mounted: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So after `umount -l` while a file is open, and in another mount namespace; the fake mounts nothing."""
+    """This happens after `umount -l` with an open file, and in another mount namespace; the fake mounts nothing."""
     monkeypatch.setattr(lifecycle, "ENDING_TIMEOUT_S", 0.05)
     pid = int((state_of(root, "digits") / "fake.pid").read_text())
     done = cli("mount", manifest, "digits", mounted)
@@ -228,7 +228,7 @@ def test_a_large_specification_goes_through_the_pipe(cli: Cli, manifest: Path, t
 def test_a_directory_that_a_run_may_have_mounted_is_refused(
     cli: Cli, manifest: Path, mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not to be unmounted under the program that uses it."""
+    """Unmounting it would disturb the program that uses it."""
     there = Mount("0:77", str(mounted), True, "fuse.datastore", "digits")
     with monkeypatch.context() as seen:
         seen.setattr(mounttable, "mounted_at", lambda _: there)
@@ -336,7 +336,7 @@ def test_umount_all_unmounts_each_and_reports_each_failure(
 
 
 def test_umount_all_unmounts_nested_mounts_first(cli: Cli, manifest: Path, tmp_path: Path) -> None:
-    """The other one would be busy; a mount beside it, whose path sorts between the two, makes no difference."""
+    """The outer mount would be busy otherwise; a third mount whose path sorts between the two changes nothing."""
     places = [tmp_path / "d", tmp_path / "d" / "below", tmp_path / "d-beside"]
     for place in places:
         assert cli("mount", manifest, "digits", place).code == 0
@@ -362,7 +362,7 @@ def test_mount_replaces_what_is_there_when_asked(cli: Cli, mounted: Path, root: 
 def test_the_state_directories_of_old_mounts_are_removed(
     cli: Cli, root: Path, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the last ones does, of those that are mounted, and of one with bytes that are not uploaded."""
+    """Those of the last mounts stay, those of present mounts, and one with bytes that are not uploaded."""
     monkeypatch.setattr(lifecycle, "ENDED_MAX", 2)
     states = list[Path]()
     for number in range(6):
@@ -420,7 +420,7 @@ def test_a_server_that_hangs_is_ended_by_force_only(
 def test_an_unmount_that_takes_too_long_names_the_storage(
     cli: Cli, mount_output: MountOutput, storage: dict[str, object], why: str
 ) -> None:
-    """And not the mount server, which answers everything else."""
+    """The error does not blame the mount server, which answers all other requests."""
     place = mount_output("stalled", storage)
     done = cli("umount", "output", "--timeout", "200ms")
     assert done.code == 6
@@ -431,7 +431,7 @@ def test_an_unmount_that_takes_too_long_names_the_storage(
 
 
 def test_a_directory_that_is_taken_for_a_name_is_told_how_to_write(cli: Cli, manifest: Path) -> None:
-    """Only where it may be one."""
+    """The hint is given only where the argument may be a name."""
     assert "it holds digits, output; if this is the directory, write ./photos" in cli("mount", manifest, "photos").err
     assert "write ./" not in cli("mount", manifest, "photos", "./place").err
 
@@ -440,7 +440,7 @@ def test_a_directory_that_is_taken_for_a_name_is_told_how_to_write(cli: Cli, man
 def test_data_that_is_only_in_memory_is_not_reported_as_on_disk(
     cli: Cli, mount_output: MountOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over NFS: unmounting by force loses it, which is said before and afterwards."""
+    """Over NFS, a forced unmount loses it, which is reported before and afterwards."""
     monkeypatch.setattr(unmounting, "FORCE_TIMEOUT_S", 0.2)
     place = mount_output("held", {"since": 0, "lastAsked": 1e12, "error": "h can't be reached"})
     listed = cli("unsent", "output")
@@ -459,7 +459,7 @@ def test_data_that_is_only_in_memory_is_not_reported_as_on_disk(
 
 @promise("S-261")
 def test_a_forced_unmount_reports_data_that_the_server_refused_as_lost(cli: Cli, mount_output: MountOutput) -> None:
-    """It answers, so nothing is waited for."""
+    """The server answers, so there is no wait."""
     mount_output("refused")
     assert "2 KiB of a/b.txt: 403 AccessDenied" in cli("unsent", "output").err
     refused = cli("umount", "output")
@@ -473,7 +473,7 @@ def test_a_forced_unmount_reports_data_that_the_server_refused_as_lost(cli: Cli,
 
 @promise("S-196")
 def test_an_unmount_that_only_waits_for_requests_says_that_it_is_unmounted(cli: Cli, mount_output: MountOutput) -> None:
-    """The storage is silent, and nothing is to be uploaded."""
+    """The storage is silent, and there is nothing to upload."""
     place = mount_output("ending", {"since": 0, "lastAsked": 1e12, "error": "the SSH server h can't be reached"})
     done = cli("umount", "output", "--timeout", "200ms")
     assert done.code != 0

@@ -1,4 +1,4 @@
-"""By which transport a mount reaches its storage, and why."""
+"""The transport by which a mount reaches its storage, and the reason for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_why_an_export_is_served_by_libnfs(
 
 @promise("S-313")
 def test_the_silence_of_a_kernel_mount_has_no_invented_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody watches it; a mount that a process of ours serves says since when."""
+    """No process of ours watches such a mount; our own servers know the beginning of a silence."""
     there = Mount("0:77", "/mnt/none", False, "nfs4", "10.99.0.77:/srv")
     monkeypatch.setattr(mountinfo, "read", lambda: mountinfo.MountTable([there]))
     monkeypatch.setattr(nfsclient, "silent", lambda _mount: "the NFS server 10.99.0.77 does not answer")

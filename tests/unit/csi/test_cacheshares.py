@@ -52,7 +52,7 @@ def test_a_volume_that_uses_much_leaves_another_its_part() -> None:
 
 
 class Node:
-    """A node whose disk others use as well."""
+    """A node with a disk that other programs use too."""
 
     def __init__(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, node_bytes: int, disk_bytes: int, volume_bytes: int = 1000
@@ -88,7 +88,7 @@ class Node:
 
 @promise("S-206")
 def test_all_volumes_together_stay_below_the_nodes_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was alone gives way to those that come."""
+    """A volume that was alone gives space to later ones."""
     node = Node(tmp_path, monkeypatch, 100, 1000)
     assert node.shares.admit("a", 900) == 100
     node.uses("a", 100)
@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_each_volume_a_little(tmp_path: Path, monkeypatch: py
 
 @promise("S-206")
 def test_shrinking_shares_are_applied_before_growing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together they never have more than there is."""
+    """At no moment do all shares together exceed the node's limit."""
     node = Node(tmp_path, monkeypatch, 100, 1000)
     for name, used in (("a", 90), ("b", 2), ("c", 8)):
         node.uses(name, used)
@@ -134,7 +134,7 @@ def test_shrinking_shares_are_applied_before_growing_ones(tmp_path: Path, monkey
 
 @promise("S-207")
 def test_caches_shrink_when_the_disk_runs_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """15 of 100 stay free, whoever fills the disk."""
+    """15 % of the disk stay free, whoever fills it."""
     node = Node(tmp_path, monkeypatch, 50, 100)
     node.uses("a", 40)
     assert node.shares.admit("a", 50) == 50
@@ -184,7 +184,7 @@ def test_the_cache_of_an_inline_volume_is_removed_with_it(tmp_path: Path, monkey
 def test_a_hacked_servers_usage_note_takes_no_space_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those that are mounted nor those that may come back."""
+    """Caches of mounted volumes, and of volumes that may return, stay."""
     node = Node(tmp_path, monkeypatch, 100, 1000, volume_bytes=60)
     old, lying = node.uses("old", 10, used_at=1.0), node.uses("lying", 5, noted=1 << 62, used_at=2.0)
     node.uses("a", 10)
@@ -209,7 +209,7 @@ def test_a_cache_is_removed_however_deep_it_is(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_directory_that_is_no_cache_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half removed when the plugin ended."""
+    """The removal was cut off when the plugin ended."""
     node = Node(tmp_path, monkeypatch, 100, 1000)
     (node.settings.cache_dir / ".going-x").mkdir()
     (node.settings.cache_dir / "objects").mkdir()

@@ -48,7 +48,7 @@ def test_a_command_that_fails_says_why() -> None:
 def test_a_mount_that_another_process_unmounts_meanwhile_is_no_error(
     monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """So does a mount server that ends just then."""
+    """A mount server that ends at that moment unmounts, too."""
     there = [mountinfo.Mount("0:1", "/place", False, "fuse.datastore", "s")]
 
     def umount(self: Commands, command: list[str], *, place: str, **_: Any) -> bytes:
@@ -64,7 +64,7 @@ def test_a_mount_that_another_process_unmounts_meanwhile_is_no_error(
 def test_a_file_in_a_directorys_place_that_can_not_be_removed_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet and the pod's events get this line; any other error would be told as a bug in the driver."""
+    """The kubelet and the pod's events get this line; any other error would be reported as a bug in the driver."""
     file = tmp_path / "file"
     file.touch()
 

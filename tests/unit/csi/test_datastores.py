@@ -23,7 +23,7 @@ BASE = {SPEC: '{"s3": {"bucket": "b-1", "endpoint": "http://h:1"}}', "csi.storag
 
 
 class Told(Cluster):
-    """A cluster that says this of each Datastore."""
+    """A cluster in which every Datastore has this status."""
 
     def __init__(self, answer: Seen | DatastoreError) -> None:
         self.answer = answer
@@ -46,7 +46,7 @@ class Clock:
 
 
 def settings(memory: str = "", **more: Any) -> Mapping[str, Any]:
-    """status.mount of the volume, edited."""
+    """Return the volume's status.mount with edits."""
     spec = {"s3": {"bucket": "b-1", "endpoint": "http://h:1"}, **more}
     return {"spec": spec, **({"memory": memory} if memory else {})}
 
@@ -76,14 +76,14 @@ def test_settings_come_from_the_datastore_and_the_location_from_the_volume(tmp_p
     "wrong", [{"spec": {"nfs": {"server": "h", "path": "/"}}}, {"spec": "s3"}, {"spec": {"s3": []}}, {"other": 1}]
 )
 def test_settings_that_are_not_understood_are_ignored(tmp_path: Path, wrong: Any) -> None:
-    """Also what a later release may write."""
+    """A later release may write such settings."""
     current = Datastores(Told(Seen(settings=wrong, usage=(1, 1))), tmp_path).current(VOLUME, BASE)
     assert (current.context, current.usage) == (BASE, (1, 1))
 
 
 @promise("S-231")
 def test_the_newest_settings_are_kept_for_when_the_api_server_is_away(tmp_path: Path) -> None:
-    """Also by the next process."""
+    """The next process uses them, too."""
     told = Told(Seen(settings=settings(metadataTTL="9s")))
     Datastores(told, tmp_path).current(VOLUME, BASE)
     told.answer = Unreachable("no answer")
@@ -101,7 +101,7 @@ def test_the_newest_settings_are_kept_for_when_the_api_server_is_away(tmp_path: 
 def test_the_settings_of_a_volume_in_use_stay_however_many_others_come_and_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when they have not changed since the others came: each use counts."""
+    """Each use counts, even of settings that have not changed."""
     monkeypatch.setattr(datastores, "REMEMBERED", 1)
     known = Datastores(Told(Seen(settings=settings(metadataTTL="9s"))), tmp_path)
     known.current(VOLUME, BASE)

@@ -33,7 +33,7 @@ def wanted(tmp_path: Path, **secrets: str) -> Wanted:
 
 
 class Lookup(Cluster):
-    """A cluster with one Datastore, or an error."""
+    """A cluster with one Datastore, or whose requests fail."""
 
     def __init__(self, found: Named | DatastoreError) -> None:
         self.found = found
@@ -69,7 +69,7 @@ def test_an_inline_volume_by_name_without_keys_is_told_what_to_do(tmp_path: Path
 
 @promise("S-120")
 def test_with_keys_it_is_mounted_as_the_datastore_is(tmp_path: Path) -> None:
-    """So far that the mount daemon is asked, which is not there."""
+    """The request reaches the mount daemon, which does not run here."""
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys"))
     with pytest.raises(NotAnswering):
         made.publish(wanted(tmp_path, AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b"))
@@ -79,7 +79,7 @@ def test_with_keys_it_is_mounted_as_the_datastore_is(tmp_path: Path) -> None:
 
 @promise("S-132")
 def test_a_datastore_that_is_being_deleted_is_mounted_for_no_new_pod(tmp_path: Path) -> None:
-    """A pod that has it is looked at again as before."""
+    """The volume of a pod that has it mounted is still refreshed."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     made = volumes(tmp_path, Named(attributes=ATTRIBUTES, secret="keys", ending=True))
     with pytest.raises(Refused, match="Datastore data is being deleted"):
@@ -119,7 +119,7 @@ def test_an_inline_volume_uses_only_endpoints_that_the_administrator_allows(
     ],
 )
 def test_an_inline_volume_with_fields_of_its_own_must_be_a_bucket(tmp_path: Path, spec: dict[str, Any]) -> None:
-    """Other servers are named by a Datastore, which the cluster's rules are for."""
+    """Other servers need a Datastore, to which the cluster's rules apply."""
     made = Volumes(Settings(node_id="n", plugin_dir=tmp_path / "plugin", policy=EndpointPolicy(allow_ranges=("::/0",))))
     inline = replace(wanted(tmp_path, username="u"), context={SPEC: json.dumps(spec), EPHEMERAL: "true"})
     with pytest.raises(InvalidManifest, match="an inline volume is a bucket's"):
@@ -128,7 +128,7 @@ def test_an_inline_volume_with_fields_of_its_own_must_be_a_bucket(tmp_path: Path
 
 @promise("S-133")
 def test_an_allowed_endpoint_or_the_administrators_own_is_mounted(tmp_path: Path) -> None:
-    """Until the mount daemon is asked. Volumes that are not inline, and Datastores, are the controller's."""
+    """The request reaches the mount daemon. The controller has checked Datastores and volumes that are not inline."""
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     given = {"bucket": "b-1", "endpoint": "https://s3.example.org", EPHEMERAL: "true"}
     only = Settings(
@@ -142,7 +142,7 @@ def test_an_allowed_endpoint_or_the_administrators_own_is_mounted(tmp_path: Path
 
 
 class Objects:
-    """A client of an API server that has these objects."""
+    """A client of an API server with these objects."""
 
     def __init__(self, *answers: tuple[Resource, Any]) -> None:
         self.answers = dict(answers)

@@ -1,4 +1,4 @@
-"""What the kernel's NFS client is told, how servers are asked, and what is known of its mounts."""
+"""The options for the kernel's NFS client, the requests to servers, and what is known of the mounts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_server_that_is_not_found_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 @contextmanager
 def server(answer: Callable[[bytes], bytes | None]) -> Iterator[int]:
-    """Its port. answer: to the call's bytes; None: nothing."""
+    """Yield a server's port. answer: returns the reply to a call's bytes; None: there is no reply."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         silent: list[socket.socket] = []
 
@@ -158,7 +158,7 @@ def spec(tmp_path: Path, source: Any = EXPORT) -> MountSpec:
 
 @promise("S-232")
 def test_the_kernel_mounts_nfs_where_it_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's kernel is asked, and then one that is played."""
+    """First this machine's kernel is asked, then a simulated one."""
     kernel = KernelMounter(Settings(node_id="n", plugin_dir=tmp_path), Commands())
     assert kernel.why_not(S3Location(bucket="b")) == "the kernel does not mount sources of kind s3"
     if "nfs" not in Path("/proc/filesystems").read_text().split():
@@ -170,7 +170,7 @@ def test_the_kernel_mounts_nfs_where_it_has_it(tmp_path: Path, monkeypatch: pyte
 
 @promise("S-235")
 def test_a_new_plugin_knows_the_mounts_of_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are still there, and is not confused by what it can't read."""
+    """It takes over mounts that still exist, and skips files that it can't read."""
     settings = Settings(node_id="n", plugin_dir=tmp_path)
     before = KernelMounter(settings, Commands())
     there = f"30 22 0:50 / {tmp_path}/m rw - nfs4 nfs.example.org:/srv/a rw,vers=4.2,addr=10.0.0.1"

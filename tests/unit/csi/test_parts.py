@@ -193,7 +193,7 @@ with socket.socket(socket.AF_UNIX) as stream:
 def test_a_hacked_mount_server_gets_no_answer_from_its_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    """Neither other tenants' keys nor descriptors."""
+    """It gets neither other tenants' keys nor their descriptors."""
     monkeypatch.setattr(protocol, "CONNECT_TIMEOUT_S", PATIENCE_S)
     asked: list[object] = []
 
@@ -310,7 +310,7 @@ def _say(line: bytes, client: socket.socket) -> None:
 
 @promise("S-217")
 def test_only_the_first_of_many_failures_are_reported() -> None:
-    """So that an answer in earnest stays below the limit."""
+    """An honest answer therefore stays below the limit."""
     assert first_of(["a", "b"]) == ["a", "b"]
     assert first_of(["x"] * 2000)[-2:] == ["x", "and 1,950 more"]
 

@@ -1,4 +1,4 @@
-"""datastore.csi.plugin: what runs beside the calls of the kubelet goes on after a round that failed."""
+"""datastore.csi.plugin: the background tasks continue after a round that failed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 
 class Node:
-    """The kubelet's files of one pod, made by hand."""
+    """The files that the kubelet has for one pod, made by the test."""
 
     def __init__(self, root: Path, wanted: str = "runs/mnist/worker") -> None:
         self.root = root
@@ -44,7 +44,7 @@ class Node:
         self.followed = self.plugin()
 
     def plugin(self) -> PodLogs:
-        """A plugin that was just started."""
+        """Return the PodLogs of a plugin that was just started."""
         self.plugins.append(PodLogs(self.root / "pods", self.root / "log", self.root / "notes"))
         return self.plugins[-1]
 
@@ -53,7 +53,7 @@ class Node:
             each.close()
 
     def copied(self) -> None:
-        """Look for what is new, and wait until that is written."""
+        """Copy new lines, and wait until they are written."""
         self.followed.look()
         self.followed._working[UID].result(PATIENCE_S)
 
@@ -76,7 +76,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 @promise("S-357")
 def test_the_whole_log_is_in_the_datastore_when_the_pods_volume_goes(node: Node) -> None:
-    """Rotated in between, with lines that came in parts."""
+    """The log is rotated meanwhile, and has lines in several parts."""
     node.says("one", "two")
     node.followed.look()
     node.says("thr", tag="P")
@@ -90,7 +90,7 @@ def test_the_whole_log_is_in_the_datastore_when_the_pods_volume_goes(node: Node)
 
 @promise("S-357")
 def test_the_request_for_a_log_may_vanish_before_the_volume(node: Node) -> None:
-    """The kubelet takes the volumes of a pod away in any order, or at once."""
+    """The kubelet removes the volumes of a pod in any order, or at once."""
     node.says("one")
     node.copied()
     node.says("two")
@@ -127,7 +127,7 @@ def test_a_log_that_is_rotated_while_it_is_opened_is_written_once(node: Node, mo
 
 @promise("S-357")
 def test_a_new_plugin_continues_the_copy_of_a_log(node: Node) -> None:
-    """Also behind what an earlier pod of the replica wrote."""
+    """The same holds behind the text that an earlier pod of the replica wrote."""
     node.target.parent.mkdir(parents=True)
     node.target.write_text("the first run\n")
     node.says("one")
@@ -143,7 +143,7 @@ def test_a_new_plugin_continues_the_copy_of_a_log(node: Node) -> None:
 
 @promise("S-357")
 def test_a_log_that_is_being_compressed_is_written_once(node: Node) -> None:
-    """The packed file stands beside what it was made of for a moment, and another one is half written."""
+    """For a moment the compressed file is beside its original, and another one is incomplete."""
     for number, text in enumerate(("old", "newer")):
         node.says(text)
         node.log.rename(aside := node.log.with_name(f"0.log.20260101-00000{number}"))
@@ -167,7 +167,7 @@ def test_a_path_that_leads_out_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 @promise("S-357")
 def test_links_of_the_datastore_are_not_followed(node: Node, tmp_path: Path) -> None:
-    """Nor is what is no file."""
+    """Anything but a regular file is refused, too."""
     outside = tmp_path / "outside"
     outside.mkdir()
     node.says("one")
@@ -189,7 +189,7 @@ def test_links_of_the_datastore_are_not_followed(node: Node, tmp_path: Path) -> 
     ("name", "text"), [("namespace", "other/.."), ("pod", "p/../../x"), ("index", "1/../../x"), ("wanted", "[]")]
 )
 def test_a_pod_cannot_request_another_pods_log(node: Node, name: str, text: str) -> None:
-    """What it says of itself is checked."""
+    """The names in the request are checked."""
     (node.wish / name).write_text(text)
     node.says("one")
     node.followed.finish(str(node.mount))

@@ -1,4 +1,4 @@
-"""datastore.csi.podusage: what pods use, read from a made-up host; the kernel's own is read in tests/cluster."""
+"""datastore.csi.podusage: the usage of pods on a simulated host; tests/cluster has a real one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETWORK = "Inter-| Receive\n face |bytes\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: {
 
 
 class Host:
-    """The files of a node with one pod that asks, process 7, and one that does not, process 8."""
+    """The files of a node with two pods: process 7 belongs to one that requests it, process 8 to one that does not."""
 
     def __init__(self, root: Path, cgroup: str) -> None:
         self.root, self.now = root, 1000.0
@@ -54,7 +54,7 @@ class Host:
         self.reports.append(data)
 
     def uses(self, cpu_s: float, memory: int, traffic: int) -> None:
-        """What the whole pod has used by now."""
+        """Set what the whole pod has used so far."""
         if self.v1:
             of_pod = f"kube/kubepods/burstable/pod{UID}"
             files = {
@@ -81,7 +81,7 @@ class Host:
         self.usage.look()
 
     def told(self) -> Meter:
-        """Of our pod; nothing else is told."""
+        """Return the figures of our pod, the only ones reported."""
         assert list(self.reports[-1]) == [UID]
         return load(json.loads(self.reports[-1][UID]))
 
@@ -95,7 +95,7 @@ def host(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 @promise("S-359")
 def test_only_pods_that_request_it_are_measured(host: Host) -> None:
-    """Processors, memory and network, told every 10 s."""
+    """CPU, memory and network are reported every 10 s."""
     host.uses(1.0, 1000, 500)
     host.look(0)
     host.uses(6.0, 3000, 1500)
@@ -113,7 +113,7 @@ def test_only_pods_that_request_it_are_measured(host: Host) -> None:
 
 @promise("S-359")
 def test_the_last_sample_is_taken_at_unpublish_and_reported_for_a_while(host: Host) -> None:
-    """Its processes have ended by then, and what they used is still counted."""
+    """Its processes have ended by then, and their usage is still counted."""
     host.uses(1.0, 1000, 500)
     host.look(0)
     (host.root / "proc" / "7" / "cgroup").unlink()

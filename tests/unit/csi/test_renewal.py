@@ -1,4 +1,4 @@
-"""What changes of a mount reaches the server that serves it, however late that begins."""
+"""Changed settings reach the mount's server, however late it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.promises import promise
 def test_settings_that_no_server_received_are_sent_by_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was started with what is old took longer to serve than a call may wait for it."""
+    """A server that was started with the old settings took longer to start than a call waits."""
     spec = MountSpec(
         name="v", mountpoint=str(tmp_path / "m"), source=S3Location(bucket="b"), state_dir=str(tmp_path / "state"),
         cache_dir=str(tmp_path / "cache"),

@@ -1,4 +1,4 @@
-"""A supervisor that can't be started or watched over, and one that dies when its mount is about to end."""
+"""A supervisor that can't be started or watched, and one that dies when its mount is about to end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GLUSTERFS = GlusterFSLocation(servers=("h",), volume="v")
 
 
 class Started(list[tuple[subprocess.Popen[bytes], socket.socket]]):
-    """Supervisors that were started, and the other ends of their channels. Those of mounts that stand are ready."""
+    """The started supervisors, and the other ends of their channels. Supervisors of existing mounts are ready."""
 
     makes_the_mount = False
     """Whether the first one is to make the mount, and to say so."""
@@ -66,7 +66,7 @@ def request_for(tmp_path: Path, source: Source = S3) -> MountRequest:
 
 
 def mount_of(tmp_path: Path) -> SupervisedMount:
-    """A volume's mount, not started."""
+    """Return a volume's mount that is not started."""
     return SupervisedMount(request_for(tmp_path), Cgroup(None), lambda _: None)
 
 
@@ -86,7 +86,7 @@ def mount_by(daemon: MountDaemon, request: MountRequest, started: Started) -> No
 
 
 def handle_of(mount: SupervisedMount) -> MountHandle:
-    """What an earlier daemon had of it."""
+    """Return the handle that an earlier daemon had of it."""
     device_fd, opens_fd = (os.open(os.devnull, os.O_RDONLY) for _ in range(2))
     return MountHandle(
         volume_id="v", spec=mount.spec, ephemeral=False, negotiated={}, device_fd=device_fd, opens_fd=opens_fd
@@ -95,7 +95,7 @@ def handle_of(mount: SupervisedMount) -> MountHandle:
 
 @promise("S-153")
 def test_a_system_that_starts_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
-    """A supervisor that nobody watches would hold its volume for ever."""
+    """A supervisor without a watching thread would hold its volume for ever."""
 
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -107,7 +107,7 @@ def test_a_system_that_starts_no_thread(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, started: Started) -> None:
-    """Else the host would hold a connection that nobody serves, and who uses the mount would wait for ever."""
+    """Otherwise the kernel would hold a connection without a server, and users of the mount would wait for ever."""
     device, other = os.pipe()
     started.makes_the_mount = True
 
@@ -133,7 +133,7 @@ def test_a_supervisor_that_ends_while_it_shares_its_descriptors(tmp_path: Path, 
 def test_an_adopted_mount_continues_once_a_supervisor_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    """Else nobody would serve it, and it would not end either, since its descriptors stay open."""
+    """Otherwise it would have no server, and would not end either, since its descriptors stay open."""
     starts, refusals = ourprocess.start, iter((True, True))
 
     def start(*arguments: Any, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -160,7 +160,7 @@ def test_an_adopted_mount_continues_once_a_supervisor_can_be_started(
 def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_have_to_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    """Else nobody would serve the mount that stays, and the next call would take it for one that is ended."""
+    """Otherwise the remaining mount would have no server, and the next call would take it for an ended one."""
 
     def flush(*_: object) -> Answer:
         started[0][0].kill()
@@ -203,7 +203,7 @@ def test_a_mount_that_is_killed_while_its_supervisor_is_replaced_ends(
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All servers have sent everything. Their supervisors, which are none, do not end by themselves."""
+    """All servers have uploaded everything. Their supervisors are simulated and do not end by themselves."""
     monkeypatch.setattr(controlclient, "brief_status", lambda *_: {"ok": True})
     monkeypatch.setattr(controlclient, "ask", lambda *_: {"ok": True, "errors": []})
     monkeypatch.setattr(mountdaemon, "ENDED_TIMEOUT_S", 0.0)
@@ -241,7 +241,7 @@ def test_a_volume_that_has_left_the_node_leaves_only_what_the_next_mount_needs(
 def test_mounts_below_a_state_directory_are_unmounted_before_its_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
-    """A GlusterFS client that was killed while it started has left the volume there, with all of its files."""
+    """A GlusterFS client that was killed during its start has left the volume mounted there."""
     daemon, below = MountDaemon(Cgroups(own=tmp_path / "none")), tmp_path / "state" / "client"
     mount_by(daemon, request_for(tmp_path, GLUSTERFS), started)
     below.mkdir()

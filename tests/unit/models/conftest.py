@@ -1,4 +1,4 @@
-"""Stores of models that need nothing: a directory, and the in-memory bucket."""
+"""Stores of models that need no server: a directory, and the in-memory bucket."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bucket() -> Iterator[Home]:
-    """Where objects behave as no directory does."""
+    """Yield a bucket, for behaviour that directories don't have."""
     with memory_home() as made:
         yield made

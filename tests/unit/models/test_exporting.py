@@ -1,4 +1,4 @@
-"""Exports and imports: directory, bucket, tar and OCI layout, bit for bit; and archives that mean harm."""
+"""Exports and imports, bit for bit: directory, bucket, tar and OCI layout; and malicious archives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.promises import promise
 
 @pytest.fixture
 def models(home: Home, source: Path) -> Models:
-    """With the source as digits:1."""
+    """Return Models in which digits:1 was saved from the source."""
     models = home.models()
     save(models, DirectoryTree(source), wish(), Progress())
     return models
@@ -52,7 +52,7 @@ class TestVerify:
 
     @promise("S-383")
     def test_a_flipped_bit_is_found_and_named(self, home: Home, models: Models, source: Path, tmp_path: Path) -> None:
-        """In each file, by its path and both digests; and no export of it is made."""
+        """The error names the file and both digests, and nothing is exported."""
         for number, path in enumerate(("saved_model.pb", "variables/data", "run.sh", "n" * 255)):
             good = hashlib.sha256((source / path).read_bytes()).hexdigest()
             home.flip(f"digits/1/{path}", 3)
@@ -81,7 +81,7 @@ class TestVerify:
 
     @promise("S-383")
     def test_every_other_change_of_a_version_is_named(self, home: Home, models: Models) -> None:
-        """Lost and added files, sizes, links and modes."""
+        """These are lost and added files, sizes, links and modes."""
         home.put("digits/1/extra", b"x")
         home.put("digits/1/run.sh", b"longer than it was")
         storage = models.storage
@@ -151,7 +151,7 @@ class TestDirectory:
     def test_an_export_that_is_stopped_leaves_no_partial_directory(
         self, models: Models, source: Path, tmp_path: Path, resume: bool
     ) -> None:
-        """As Ctrl-C does; what SIGTERM leaves is completed by the next export."""
+        """Ctrl-C stops it for good; after SIGTERM the next export completes it."""
         place = tmp_path / "made" / "out"
         place.parent.mkdir()
         progress = Progress(lambda event: progress.stop(resume=resume) if event.phase == "reading" else None)
@@ -231,7 +231,7 @@ class TestBucket:
 class TestTar:
     @promise("S-384")
     def test_equal_versions_make_equal_archives(self, home: Home, models: Models, source: Path, tmp_path: Path) -> None:
-        """Whenever and wherever they are made, and tar itself reads them."""
+        """Time and place don't matter, and tar itself reads them."""
         first, second = tar_of(models, tmp_path / "a.tar"), tar_of(home.models(), tmp_path / "b.tar")
         assert first.read_bytes() == second.read_bytes()
         (tmp_path / "out").mkdir()
@@ -254,7 +254,7 @@ class TestTar:
 
     @promise("S-385")
     def test_what_tar_made_of_a_directory_is_imported(self, models: Models, source: Path, tmp_path: Path) -> None:
-        """With ./ before its names, and hard links"""
+        """Its names begin with ./, and it has hard links."""
         os.link(source / "run.sh", source / "zz-hard")
         subprocess.run(["tar", "-C", str(source), "-cf", str(tmp_path / "a.tar"), "."], check=True)
         with open_tar(tmp_path / "a.tar") as archive:
@@ -374,7 +374,7 @@ class TestLayout:
     @promise("S-378", "S-385")
     @pytest.mark.parametrize("packed", [False, True])
     def test_it_comes_back_bit_for_bit(self, models: Models, tmp_path: Path, packed: bool) -> None:
-        """Also when a registry has packed the layers."""
+        """The same holds after a registry has compressed the layers."""
         export_layout(models, "digits", 1, tmp_path / "a", Progress(), layer_bytes=5000)
         if packed:
             repack(tmp_path / "a")
@@ -419,7 +419,7 @@ class TestLayout:
 
     @promise("S-385")
     def test_layers_hide_what_earlier_ones_have(self, home: Home, tmp_path: Path) -> None:
-        """An image that others built"""
+        """Another program built this image."""
         layout = Layout(tmp_path / "a")
         layout.begin()
         layers = [
@@ -469,7 +469,7 @@ class TestLayout:
 
 
 def repack(root: Path) -> None:
-    """As a registry client does it: gzipped layers, under their new digests."""
+    """Compress the layers, which get new digests, as a registry client does."""
     layout = Layout(root)
     manifests = []
     for each in layout.images():

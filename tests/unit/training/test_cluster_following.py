@@ -63,8 +63,8 @@ def ends(api: PlayedApi) -> None:
 
 @promise("S-365")
 def test_a_log_is_followed_over_an_outage(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line comes once, and the outage is told once. Between two looks the API server goes, stays away, and has
-    come back."""
+    """Each line is shown once, and the outage is reported once. Between two requests the API server goes away and
+    comes back."""
     told: list[str] = []
     cluster = driver.KubernetesDriver(kubeclient.of_context({"KUBECONFIG": str(api.kubeconfig(tmp_path))}), told.append)
     steps = iter(
@@ -205,7 +205,7 @@ def test_what_a_job_waits_for_is_told_without_a_terminal_too(
     capsys: pytest.CaptureFixture[str],
     api: PlayedApi,
 ) -> None:
-    """On a terminal it stands in the last line. It is told once, until it changes."""
+    """On a terminal it is in the last line. It is reported once, until it changes."""
     waits = ["waits for Datastore data: Pending", "waits for Datastore data: Pending", "master-0 waits: no node"]
     observe = cluster.observe
 
@@ -227,7 +227,7 @@ def test_what_a_job_waits_for_is_told_without_a_terminal_too(
 def test_a_job_whose_log_can_not_be_read_is_shown_to_its_end(
     cluster: driver.KubernetesDriver, capsys: pytest.CaptureFixture[str], api: PlayedApi
 ) -> None:
-    """Why is said in one line."""
+    """The reason is one line."""
     api.refused[LOG] = (403, "pods/log is forbidden")
     api.objects[JOB]["status"]["phase"] = "Succeeded"
     with watching() as watch:
@@ -244,7 +244,7 @@ def test_a_save_that_waits_is_told_and_hinders_nothing(
     capsys: pytest.CaptureFixture[str],
     api: PlayedApi,
 ) -> None:
-    """Nothing of the job runs any more, so there is nothing to free, and nothing to suspend."""
+    """No process of the job runs, so there is nothing to free or to suspend."""
     saved = {"type": "Saved", "status": "False", "reason": "Saving", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     api.objects[JOB]["spec"]["save"] = {"model": "digits", "from": "/out"}
     api.objects[JOB]["status"] = {"phase": "Succeeded", "conditions": [{**saved, "message": "exceeded quota"}]}
@@ -273,7 +273,7 @@ def test_a_save_that_waits_is_told_and_hinders_nothing(
 def test_the_logs_of_a_job_that_does_not_run_yet_say_what_it_waits_for(
     api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As kubectl does of a pod; no word could be taken for a program that writes nothing."""
+    """kubectl does the same for a pod. Without this, the program would seem to write nothing."""
     monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     del api.objects[f"{PODS}/digits-master-0"]

@@ -1,4 +1,4 @@
-"""datastore.training.local.gpus: who gets which GPU (S-330). The machine's are made up, the locks are real."""
+"""datastore.training.local.gpus: the assignment of GPUs (S-330). The GPUs are simulated, the locks are real."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_task_gets_gpus_of_its_own(tmp_path: Path) -> None:
 
 @promise("S-330")
 def test_two_jobs_never_get_the_same_and_the_kernel_gives_them_back(tmp_path: Path) -> None:
-    """Also when the holder is killed."""
+    """The kernel also releases those of a killed process."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -56,7 +56,7 @@ def test_two_jobs_never_get_the_same_and_the_kernel_gives_them_back(tmp_path: Pa
 
 @promise("S-330")
 def test_a_job_gets_all_of_its_gpus_or_none(tmp_path: Path) -> None:
-    """What a job can't use it does not hold."""
+    """A job holds no GPU that it can't use."""
     first = claim({"a": 3}, FOUR, tmp_path)
     with pytest.raises(NotFree):
         claim({"b": 2}, FOUR, tmp_path)
@@ -81,7 +81,7 @@ def test_a_request_for_more_gpus_than_the_machine_has_is_refused(tmp_path: Path)
 
 @promise("S-330")
 def test_a_lock_belongs_to_any_user_who_made_it(tmp_path: Path) -> None:
-    """It can be locked by who may only read it, and a link is not followed."""
+    """Read access suffices to lock it, and a link is not followed."""
     numbers({"a": 1}, tmp_path)
     (lock,) = tmp_path.iterdir()
     assert lock.stat().st_mode & 0o777 == 0o444

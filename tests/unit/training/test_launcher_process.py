@@ -1,4 +1,4 @@
-"""The process of a launcher that fails or ends while the command looks (S-325, S-332, S-333). It is made up."""
+"""A simulated launcher that fails or ends while the command reads its job (S-325, S-332, S-333)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sys.exit(process.main(sys.argv[1:4]))
 
 @pytest.fixture
 def directory() -> Iterator[JobDirectory]:
-    """Of a job that runs, as its launcher has written."""
+    """Return the directory of a running job, as its launcher writes it."""
     found = directory_of("digits", "default")
     submitter = Submitter(environment={}, directory="/")
     found.make(job("command: [sh]", framework="none"), parse("", "digits.yaml", wanted=""), submitter)
@@ -65,7 +65,7 @@ def directory() -> Iterator[JobDirectory]:
 
 
 def end_of_launcher(directory: JobDirectory, how: str) -> tuple[int, str]:
-    """Start one, have it killed unless it fails by itself, and give its exit code and its log."""
+    """Start a launcher, kill it unless it fails by itself, and return its exit code and log."""
     ours, theirs = socket.socketpair()
     with ours, directory.launcher_log.open("ab") as log:
         with theirs:
@@ -144,7 +144,7 @@ def play_launcher(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
 
 @promise("S-333")
 def test_the_last_words_of_a_launcher_are_waited_for(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its channel is closed before the interpreter says what went wrong."""
+    """Its channel is closed before the interpreter prints the error."""
     program = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(0.5); sys.exit('the disk is broken')"
     play_launcher(monkeypatch, program)
     with pytest.raises(DatastoreError, match="ended without an answer: the disk is broken"):
@@ -198,7 +198,7 @@ def test_a_job_that_can_not_start_is_forgotten(monkeypatch: pytest.MonkeyPatch) 
 def test_a_suspended_job_that_can_not_be_written_down_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    """The disk is full after so many of its states were written."""
+    """The disk is full after this many writes of the state."""
     states = itertools.count()
     write = JobDirectory.write_state
 
@@ -263,7 +263,7 @@ def test_a_job_that_finishes_while_it_is_to_be_suspended_has_finished(directory:
 
 @promise("S-331")
 def test_all_processes_with_the_jobs_variable_are_ended() -> None:
-    """Also what has another parent by now, and it is gone when the call returns."""
+    """This includes processes with another parent; all are gone when the call returns."""
     environment = {**os.environ, "OF_THIS_TEST": "yes"}
     with subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & wait"], env=environment) as started:
         eventually(lambda: len(processes.with_variable("OF_THIS_TEST", "yes")) == 3)
@@ -274,7 +274,7 @@ def test_all_processes_with_the_jobs_variable_are_ended() -> None:
 
 @promise("S-333")
 def test_a_job_whose_launcher_is_about_to_start_is_not_lost(directory: JobDirectory) -> None:
-    """Somebody lists the jobs while it is submitted. One that was submitted long ago is lost."""
+    """The jobs are listed during the submission. A job that was submitted long ago is lost."""
     write_phase(directory, "Pending")
     assert LocalDriver().observe("digits", "default").status.phase == "Pending"
     os.utime(directory.job_file, (0, 0))
@@ -312,7 +312,7 @@ def test_a_progress_bar_is_followed(directory: JobDirectory) -> None:
 
 @promise("S-331")
 def test_a_slow_follower_is_told_how_much_was_skipped(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the zeros as which freed parts of a file read. Each line that is shown is whole."""
+    """Freed parts of a file would read as zeros. Each line that is shown is whole."""
     monkeypatch.setattr(replica, "MAX_LOG_BYTES", 1 << 20)
     log = directory.log("master-0")
     log.write_bytes(b"the first line\n")
@@ -332,7 +332,7 @@ def test_a_slow_follower_is_told_how_much_was_skipped(directory: JobDirectory, m
 
 
 def test_a_line_that_never_ends_is_shown_in_parts(directory: JobDirectory) -> None:
-    """Else the command's memory would grow with it."""
+    """Otherwise the command's memory would grow with the line."""
     directory.log("master-0").write_bytes(b"x" * (3 << 20))
     parts = [each.text for each in LocalDriver().logs("digits", "default")]
     assert len(parts) > 2

@@ -29,7 +29,7 @@ RUNNING, DONE, FAILED = State.RUNNING, State.SUCCEEDED, State.FAILED
 
 
 def tasks(spec: str, framework: str = "tensorflow", **codes: int | str) -> list[TaskState]:
-    """All tasks running but those named: worker_1=0 has ended so, 'lost' and 'freed' say what they are."""
+    """Decide with all tasks running but those named: worker_1=0 has ended with 0; 'lost' and 'freed' are states."""
     found = []
     for task in in_a_cluster(job(spec, framework)).tasks:
         code = codes.get(task.name.replace("-", "_"))

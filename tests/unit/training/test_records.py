@@ -13,7 +13,7 @@ from tests.promises import promise
 
 @promise("S-331")
 def test_a_launcher_starts_while_somebody_looks_whether_one_lives(tmp_path: Path) -> None:
-    """Who looks has the lock for a moment; a second launcher is refused."""
+    """A reader holds the lock for a moment; a second launcher is refused."""
     directory = JobDirectory(tmp_path)
     looks = directory.lock()
     assert looks is not None

@@ -16,7 +16,7 @@ from tests.promises import promise
 
 @promise("S-331")
 def test_a_process_that_ends_just_before_it_is_killed(tmp_path: Path) -> None:
-    """The launcher went down with it, and the job was told as one whose launcher had been killed."""
+    """The launcher used to end with it, and the job was reported as one with a killed launcher."""
     program = tmp_path / "engine"
     program.write_text("#!/bin/sh\n[ $1 = run ] && exit 3\nexit 0\n")
     program.chmod(0o755)

@@ -17,7 +17,7 @@ DATA = Shown(source="/state/mounts/data")
 
 
 class Made(Machine):
-    """Directories that are there, by path, with their entries; and those that this user may write."""
+    """A simulated machine: its directories with their entries, and those that this user may write."""
 
     def __init__(self, directories: dict[str, list[str]], writable: set[str]) -> None:
         self._directories = directories
@@ -48,7 +48,7 @@ def test_a_directory_that_is_there_is_covered() -> None:
 
 @promise("S-327")
 def test_a_path_directly_below_the_root_needs_a_separate_root() -> None:
-    """Nothing is made on the machine, links stay links, and what would be lost can't be written."""
+    """Nothing is created on the machine, links stay links, and files that would be lost can't be written."""
     plan = planned({"/data": Shown(source="/s", read_only=True)}, PLAIN)
     assert plan.arguments == (
         *("--tmpfs", "/", "--symlink", "usr/bin", "/bin", "--dev-bind-try", "/home", "/home"),

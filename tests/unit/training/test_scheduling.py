@@ -37,7 +37,7 @@ def scheduled() -> Iterator[JobDirectory]:
 
 
 def come_noon(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the schedule run until it has done what is to be done at noon; what it says then."""
+    """Run the schedule until it has handled noon, and return what it reports."""
 
     def due(*_: object) -> datetime:
         scheduled.write_wanted(Wanted("suspend"))
@@ -84,7 +84,7 @@ def test_a_schedule_goes_on_while_its_disk_is_full(scheduled: JobDirectory, monk
 
 
 def test_a_schedule_can_not_be_followed(tmp_path: Path) -> None:
-    """It has no end and no log of its own. Nothing is made then."""
+    """A schedule has no end and no log of its own. Nothing is created then."""
     file = tmp_path / "digits.yaml"
     body = job("schedule: '* * * * *'", framework="none").model_dump(by_alias=True, mode="json", exclude_unset=True)
     file.write_text(yaml.safe_dump(body))

@@ -1,4 +1,4 @@
-"""datastore.backends.nfs.ganesha: the objects of a server of its own, over a cluster in memory."""
+"""datastore.backends.nfs.ganesha: the objects of a managed NFS server, over a cluster in memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def one(objects: Objects, kind: Resource) -> dict[str, Any]:
 
 @promise("S-291", "S-298")
 def test_a_datastore_becomes_four_objects_named_after_its_uid() -> None:
-    """Nothing that a user wrote is in them but an annotation."""
+    """An annotation is the only text of a user in them."""
     objects = Objects()
     found = export(objects).ensure()
     assert found.source == NFSLocation(server="10.96.0.77", path="/data", port=2049, mount_port=20048)
@@ -90,7 +90,7 @@ def test_a_datastore_becomes_four_objects_named_after_its_uid() -> None:
 
 @promise("S-294")
 def test_a_service_that_somebody_removed_gets_its_address_again() -> None:
-    """Volumes name it for good: with another one no pod would reach the server that is Ready."""
+    """Volumes name the address for good; with another address no pod would reach the server."""
     objects = Objects()
     before = export(objects).ensure()
     for kind in (STATEFULSETS, SERVICES, NETWORK_POLICIES):

@@ -150,7 +150,7 @@ def test_the_error_says_why_a_host_is_unreachable(hosts: Hosts, monkeypatch: pyt
 
 @promise("S-288")
 def test_a_connection_that_breaks_during_a_script_is_made_anew(hosts: Hosts) -> None:
-    """It is the host that went away, not the script that failed."""
+    """The host went away; the script did not fail."""
     host = Host(dies=True)
     try:
         with pytest.raises(Unreachable):
