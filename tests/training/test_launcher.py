@@ -26,6 +26,7 @@ from datastore.api.manifest import parse
 from datastore.cli.exitcodes import ExitCode
 from datastore.mounting.records import all_records
 from datastore.mounting.signals import watching
+from datastore.training.local import launcher as launcher_module
 from datastore.training.local.launcher import GRACE_S, Launcher
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
 from tests.patience import eventually
@@ -814,14 +815,16 @@ def test_a_tensorboard_has_another_port_than_a_task_that_is_about_to_start(
 @promise("S-333")
 @pytest.mark.plain_user
 def test_a_job_goes_on_while_its_state_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full for a while, in which a replica is started again."""
+    """The disk is full for a while, in which a replica is started again, and when the job ends."""
+    monkeypatch.setattr(launcher_module, "RECORD_RETRY_S", 0.01)
     write = JobDirectory.write_state
-    tried = 0
+    tried = tried_at_end = 0
 
     def until_half_way(directory: JobDirectory, state: LocalState) -> None:
-        nonlocal tried
-        if (tmp_path / "begun").exists() and not (tmp_path / "half-way").exists():
-            tried += 1
+        nonlocal tried, tried_at_end
+        tried += (tmp_path / "begun").exists() and not (tmp_path / "half-way").exists()
+        tried_at_end += state.status.phase == "Succeeded"
+        if (tmp_path / "begun").exists() and tried_at_end < 3:
             raise OSError(28, "No space left on device")
         write(directory, state)
 
@@ -839,6 +842,7 @@ def test_a_job_goes_on_while_its_state_can_not_be_written(tmp_path: Path, monkey
         finally:
             launcher.close()
     assert tried > 1
+    assert tried_at_end == 3
     status = directory.read_state().status
     assert (status.phase, status.restarts) == ("Succeeded", 1)
     directory.remove()

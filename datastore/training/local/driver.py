@@ -36,8 +36,8 @@ from datastore.training.local.records import (
 from datastore.training.local.replica import MAX_LOG_BYTES
 from datastore.training.local.starting import removed_on_failure, start_launcher
 from datastore.training.loglines import LineSplitter
-from datastore.training.policy import State
-from datastore.training.topology import tasks_of
+from datastore.training.policy import State, TaskState, counts
+from datastore.training.topology import Task, tasks_of
 from datastore.units import format_count, format_size
 
 log = logging.getLogger(__name__)
@@ -89,17 +89,22 @@ class LocalDriver:
         return self._observed(self._found(name, namespace))
 
     def observe_all(self, namespace: str | None = None) -> Sequence[Observed]:
-        """See Driver. Delete jobs whose ttlSecondsAfterFinished is over, as no process runs that could do so."""
+        """See Driver. Delete jobs whose ttlSecondsAfterFinished is over, as no process runs that could do so. A job
+        that can't be read or deleted is told, and does not hide the others."""
         found = []
         for directory in list(all_directories(namespace)):
-            with suppress(NoSuchJob):
+            try:
                 observed = self._observed(directory)
                 end = observed.status.completion_time
                 expires = end and schedule.expires(observed.job, end)
-                if expires and expires <= datetime.now(UTC):
-                    self.delete(observed.job.name, observed.job.namespace)
-                else:
+                if not expires or expires > datetime.now(UTC):
                     found.append(observed)
+                    continue
+                self.delete(observed.job.name, observed.job.namespace)
+            except NoSuchJob:
+                continue
+            except DatastoreError as error:
+                self._say(str(error))
         return found
 
     def suspend(self, name: str, namespace: str, *, suspended: bool) -> None:
@@ -218,8 +223,7 @@ class LocalDriver:
         if state.status.phase in ("Pending", "Running", "Restarting") and not directory.alive:
             state = directory.read_state()  # the launcher may have ended just after the first read
             if state.status.phase in ("Pending", "Running", "Restarting") and not _begins(directory, state):
-                _say_lost(directory)
-                state = directory.read_state()
+                state = _lost(directory)
         return Observed(job=job, status=state.status, evidence=state.evidence, where=WHERE)
 
     def _stop(self, directory: JobDirectory, why: str, *, until_freed: bool = False) -> None:
@@ -290,16 +294,18 @@ def _say_unscheduled(directory: JobDirectory) -> None:
         if directory.read_state().status.phase == "Scheduled":
             why = directory.read_failure()
             ended = f"its schedule failed: {why}" if why else "its schedule was ended, or this machine went down"
-            _say_suspended(directory, ended)
+            with suppress(OSError):  # as on a full disk: a later command records it
+                _say_suspended(directory, ended)
     finally:
         os.close(lock)
 
 
-def _say_lost(directory: JobDirectory) -> None:
-    """Record that the launcher of a job has died, and remove what it left; do nothing if a launcher lives after all."""
+def _lost(directory: JobDirectory) -> LocalState:
+    """Return and record that the launcher of a job has died, and remove what it left; if a launcher lives after all,
+    only return the state."""
     lock = directory.lock()
     if lock is None:
-        return
+        return directory.read_state()
     try:
         left = "what it had written to its Datastores is there"
         try:
@@ -314,20 +320,25 @@ def _say_lost(directory: JobDirectory) -> None:
         conditions = with_condition(state.status.conditions or [], "Failed", True, reason, message, now)
         conditions = with_condition(conditions, "Running", False, reason, message, now)
         conditions = with_condition(conditions, "ResourcesFreed", True, reason, "", now)
+        replicas = [
+            each.model_copy(update={"state": State.FREED}) if each.state in (State.RUNNING, State.PENDING) else each
+            for each in state.evidence.replicas
+        ]
+        tasks = [TaskState(task=Task(role=each.role, index=each.index), state=each.state) for each in replicas]
         fields = {
             **state.status.model_dump(by_alias=True, exclude_none=True),
             "phase": "Failed",
             "message": message,
             "completionTime": now,
+            "roles": counts(tasks),
             "conditions": [each.model_dump(by_alias=True) for each in conditions],
         }
-        replicas = [
-            each.model_copy(update={"state": State.FREED}) if each.state in (State.RUNNING, State.PENDING) else each
-            for each in state.evidence.replicas
-        ]
         evidence = state.evidence.model_copy(update={"replicas": replicas})
         status = TrainingJobStatus.model_validate(fields)
-        directory.write_state(state.model_copy(update={"status": status, "evidence": evidence, "metrics": []}))
+        state = state.model_copy(update={"status": status, "evidence": evidence, "metrics": []})
+        with suppress(OSError):  # as on a full disk: a later command records it
+            directory.write_state(state)
+        return state
     finally:
         os.close(lock)
 

@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 """The seconds between SIGTERM and SIGKILL; they may be few, as a file is in its Datastore when close returns."""
 KILL_TIMEOUT_S = 10.0
+RECORD_TIMEOUT_S = 3600.0
+RECORD_RETRY_S = 2.0
 TICK_S = 0.2
 SAMPLE_S = 0.5
 CHECK_S = 5.0
@@ -142,7 +144,12 @@ class Launcher:
         for replica in self._replicas:
             run = self._run_of(replica)
             if isinstance(self._isolation, Namespaces):
-                self._isolation.check(run)
+                try:
+                    self._isolation.check(run)
+                except DatastoreError as error:
+                    hint = "; --local runs this machine's programs, --container those of the image" if run.image else ""
+                    where = f"TrainingJob {self.job.name}: the command of {replica.task.name}"
+                    raise DatastoreError(f"{where}: {error}{hint}") from None
             elif not run.image:
                 raise InvalidManifest(f"TrainingJob {self.job.name}: spec.image is missing, which --container runs")
         if (place := self.job.spec.logs) is not None:
@@ -527,7 +534,7 @@ class Launcher:
             self._status = self._with(completionTime=datetime.now(UTC))
         self._condition("Suspended", ended.phase == "Suspended", ended.reason, "")
         self._status = self._with(phase=ended.phase, message=ended.message)
-        self._record()
+        self._record_end()
         return ended
 
     def _save(self, ended: Ended) -> Ended:
@@ -595,6 +602,20 @@ class Launcher:
         """Record the state; if that fails, as on a full disk, the job continues and the next call records it."""
         with suppress(OSError):
             self._record()
+
+    def _record_end(self) -> None:
+        """Record how the job ended, for which a full disk may have no room now. Errors: OSError when it has none for
+        RECORD_TIMEOUT_S, or until a command or a signal asks the launcher to end."""
+        deadline = time.monotonic() + RECORD_TIMEOUT_S
+        while True:
+            try:
+                return self._record()
+            except OSError as error:
+                asked = self.directory.read_wanted().stop or self.watch.take() is not None
+                if asked or time.monotonic() > deadline:
+                    raise
+                log.warning("the end of the job can't be recorded yet: %s", error)
+                self.watch.wait([], RECORD_RETRY_S)
 
     def _record(self) -> None:
         """Record the state. Errors: OSError."""

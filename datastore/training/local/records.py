@@ -39,6 +39,7 @@ from datastore.training.driver import JobExists, NoSuchJob
 from datastore.training.evidence import Evidence
 
 _MAX_BYTES = 8 << 20
+_WANTED_BYTES = 64
 
 
 class LocalState(Part):
@@ -124,6 +125,7 @@ class JobDirectory:
             write_text(self.manifest_file, manifest.text)
             write_json(self.path / "submitter.json", asdict(submitter))
             self.write_state(empty_state())
+            self.write_wanted(Wanted())
         except OSError as error:
             self.remove()
             raise DatastoreError(
@@ -140,9 +142,14 @@ class JobDirectory:
         write_text(self.job_file, text)
 
     def load_job(self) -> TrainingJob:
-        """Read the TrainingJob. Errors: NoSuchJob."""
+        """Read the TrainingJob. Errors: NoSuchJob; InvalidManifest when its file is damaged or of another version."""
         try:
             return parse(self.job_file.read_text(), str(self.job_file), KIND).pick_job()
+        except InvalidManifest as error:
+            raise InvalidManifest(
+                f"TrainingJob {self.name}: its record can't be read: {error}; `datastore job delete {self.name}` "
+                "removes it"
+            ) from None
         except (FileNotFoundError, NotADirectoryError):
             raise NoSuchJob(f"there is no TrainingJob {self.name} on this machine") from None
 
@@ -163,7 +170,7 @@ class JobDirectory:
             return empty_state()
 
     def write_state(self, state: LocalState) -> None:
-        """Replace state.json atomically."""
+        """Replace state.json atomically. Errors: OSError."""
         write_json(self.path / "state.json", state.model_dump(by_alias=True, exclude_none=True, mode="json"))
 
     def read_wanted(self) -> Wanted:
@@ -175,8 +182,14 @@ class JobDirectory:
             return Wanted()
 
     def write_wanted(self, wanted: Wanted) -> None:
-        """Tell the launcher what to do; it reads this several times a second."""
-        write_json(self.path / "wanted.json", {"stop": wanted.stop})
+        """Tell the launcher what to do; it reads this several times a second. The text is written in place, which needs
+        no room: on a full disk a job may have to be ended to make room."""
+        text = json.dumps({"stop": wanted.stop}).ljust(_WANTED_BYTES)
+        wish = os.open(self.path / "wanted.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(wish, text.encode(), 0)
+        finally:
+            os.close(wish)
 
     def write_engine(self, engine: str) -> None:
         """Note which of podman and docker runs the containers, as these outlive a launcher that is killed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -22,7 +23,14 @@ from datastore.mounting import waiting
 from datastore.training.local import cgroups, processes, replica
 from datastore.training.local.driver import LocalDriver
 from datastore.training.local.isolation import Container
-from datastore.training.local.records import JobDirectory, LocalState, Submitter, all_directories, directory_of
+from datastore.training.local.records import (
+    JobDirectory,
+    LocalState,
+    Submitter,
+    Wanted,
+    all_directories,
+    directory_of,
+)
 from datastore.training.local.replica import Replica
 from datastore.training.local.starting import start_launcher
 from datastore.training.topology import Task
@@ -105,6 +113,48 @@ def test_an_old_failure_is_not_reported_for_a_later_launcher(directory: JobDirec
     assert status.phase == "Failed"
     assert str(status.message).startswith("its launcher was killed, or this machine went down; ")
     assert {each.reason for each in status.conditions or []} == {"LauncherLost"}
+
+
+@promise("S-333")
+def test_on_a_full_disk_a_lost_job_is_shown_and_one_that_runs_is_told_to_end(directory: JobDirectory) -> None:
+    """Not a byte of new room is there. What runs may be what fills the disk, and it is not shown as running."""
+    status = {"phase": "Running", "roles": [{"role": "master", "replicas": 1, "active": 1}]}
+    evidence = {"replicas": [{"role": "master", "index": 0, "state": "Running"}]}
+    directory.write_state(LocalState.model_validate({"status": status, "evidence": evidence}))
+    os.close(directory.lock() or -1)  # made, as by its launcher
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, most))
+    try:
+        with pytest.raises(OSError, match=r"state\.json"):
+            directory.write_state(directory.read_state())
+        directory.write_wanted(Wanted("delete"))
+        found = LocalDriver().observe("digits", "default").status
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+    assert directory.read_wanted() == Wanted("delete")
+    assert found.phase == "Failed"
+    assert [each.active for each in found.roles or []] == [0]
+    assert directory.read_state().status.phase == "Running", "it could not be recorded"
+    assert [each.name for each in directory.path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_record_that_can_not_be_read_does_not_hide_the_other_jobs(directory: JobDirectory) -> None:
+    """It is damaged, or of another version."""
+    other = directory_of("other", "default")
+    other.make(
+        job("command: [sh]", framework="none", name="other"),
+        parse("", "x", wanted=""),
+        Submitter(environment={}, directory="/"),
+    )
+    directory.job_file.write_text("kind: TrainingJob\nspec: {}\n")
+    said: list[str] = []
+    try:
+        assert [each.job.name for each in LocalDriver(say=said.append).observe_all()] == ["other"]
+    finally:
+        other.remove()
+    (line,) = said
+    assert line.startswith("TrainingJob digits: its record can't be read: ")
+    assert line.endswith("; `datastore job delete digits` removes it")
 
 
 @promise("S-326", "S-333")
