@@ -10,6 +10,7 @@ So if all tasks are restarted together, one that was killed tells why the others
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -64,9 +65,20 @@ class TaskState:
 
     @property
     def failure(self) -> str:
-        """The failure in words, such as 'worker-0 ended with exit code 137 (OOMKilled)'."""
-        what = "was lost with its machine" if self.lost else f"ended with exit code {self.exit_code}"
-        return f"{self.task.name} {what}{f' ({self.reason})' if self.reason else ''}"
+        """The failure in words, such as 'worker-0 ended with exit code 137 (OOMKilled)', or 139 (SIGSEGV)."""
+        if self.lost:
+            what, why = "was lost with its machine", self.reason
+        else:
+            what, why = f"ended with exit code {self.exit_code}", self.reason or _signal(self.exit_code or 0)
+        return f"{self.task.name} {what}{f' ({why})' if why else ''}"
+
+
+def _signal(exit_code: int) -> str:
+    """Return the name of the signal that an exit code stands for, as shells count; '' for other codes."""
+    try:
+        return signal.Signals(exit_code - FIRST_RETRIED_CODE).name
+    except ValueError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

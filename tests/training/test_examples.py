@@ -83,7 +83,7 @@ def test_tensorflow_mirrored_whose_worker_is_killed(laptop: Laptop) -> None:
     log = laptop.logs("digits-mirrored", "master")
     assert found["status"]["phase"] == "Succeeded", log
     assert found["status"]["restarts"] == 1
-    assert "worker-0 ended with exit code 137; master-0 is started again in 1 s" in log
+    assert "worker-0 ended with exit code 137 (SIGKILL); master-0 is started again in 1 s" in log
     begins = [int(line.rpartition(" ")[2]) for line in log.splitlines() if "begins at step" in line]
     assert begins[0] == 0
     assert begins[1] >= 100

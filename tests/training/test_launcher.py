@@ -287,7 +287,7 @@ def test_a_replica_that_is_killed_goes_on_from_its_checkpoint(laptop: Laptop) ->
     found = laptop.until("counting", "Succeeded", "Failed")
     log = laptop.logs("counting", "worker")
     assert found["status"]["phase"] == "Succeeded", log
-    assert "[datastore] worker-0 ended with exit code 137; worker-0 is started again in 1 s" in log
+    assert "[datastore] worker-0 ended with exit code 137 (SIGKILL); worker-0 is started again in 1 s" in log
     assert log.count("begins at") == 2
     assert "begins at 0" not in log.partition("started again")[2]
     assert laptop.logs("counting", "master").count("begins at") == 1
@@ -298,7 +298,7 @@ def test_a_replica_that_is_killed_goes_on_from_its_checkpoint(laptop: Laptop) ->
 def test_restarts_end_at_the_limit(laptop: Laptop) -> None:
     laptop.submit(laptop.manifest("hopeless", "  framework: none\n  backoffLimit: 1\n" + shell("kill -9 $$$$")))
     found = laptop.until("hopeless", "Failed", "Succeeded")
-    assert found["status"]["message"] == "master-0 ended with exit code 137, after 1 restart"
+    assert found["status"]["message"] == "master-0 ended with exit code 137 (SIGKILL), after 1 restart"
 
 
 @promise("S-325")

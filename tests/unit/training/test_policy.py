@@ -127,7 +127,7 @@ def test_a_kill_starts_all_again_in_collectives(framework: str) -> None:
     found = decision("roles: {worker: {replicas: 2}}", framework, worker_1=137)
     assert isinstance(found, Restart)
     assert names(found.tasks) == ["master-0", "worker-0", "worker-1"]
-    assert found.why == "worker-1 ended with exit code 137"
+    assert found.why == "worker-1 ended with exit code 137 (SIGKILL)"
 
 
 @promise("S-324")
@@ -168,9 +168,11 @@ def test_spec_restart_overrides_what_is_restarted() -> None:
 @promise("S-324")
 def test_restarts_are_counted_and_wait_longer_each_time() -> None:
     found = decision(ALL + ", backoffLimit: 2", restarts=2, worker_1=137)
-    assert found == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137, after 2 restarts")
+    assert found == Finish(
+        False, "BackoffLimitExceeded", "worker-1 ended with exit code 137 (SIGKILL), after 2 restarts"
+    )
     one = decision(ALL + ", backoffLimit: 1", restarts=1, worker_1=137)
-    assert one == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137, after 1 restart")
+    assert one == Finish(False, "BackoffLimitExceeded", "worker-1 ended with exit code 137 (SIGKILL), after 1 restart")
     assert [restart_delay_s(count) for count in (0, 1, 2, 5, 6, 1000)] == [1, 2, 4, 32, 60, 60]
 
 
@@ -178,6 +180,9 @@ def test_the_reason_of_a_kill_is_reported() -> None:
     task = Task(role="worker", index=1)
     killed = TaskState(task=task, state=FAILED, exit_code=137, reason="OOMKilled")
     assert killed.failure == "worker-1 ended with exit code 137 (OOMKilled)"
+    for code, told in ((139, "139 (SIGSEGV)"), (255, "255"), (1, "1")):
+        failed = TaskState(task=task, state=FAILED, exit_code=code)
+        assert failed.failure == f"worker-1 ended with exit code {told}"
 
 
 @promise("S-325")
