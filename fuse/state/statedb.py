@@ -219,8 +219,11 @@ class StateDb:
     # -- multipart uploads
 
     def upload_begun(self, key: str, since_ns: int) -> UploadNote:
-        """Record, before the request, that an upload will be created; return its note. Errors: OSError(ENOSPC)."""
-        return UploadNote(self._execute("insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)))
+        """Record, before the request, that an upload will be created; return its note. With a full disk it is not
+        recorded: what fills the disk must be sent. If all processes die then, nobody aborts the upload."""
+        with suppress(OSError):
+            return UploadNote(self._execute("insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)))
+        return UploadNote(0)
 
     def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
         """Record the id that the store gave an upload; with a full disk the upload is found by its key later."""

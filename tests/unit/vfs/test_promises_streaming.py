@@ -13,6 +13,7 @@ import pytest
 from datastore.errors import DeadlineExceeded, ServerFault
 from datastore.fuse.data import multipart
 from datastore.fuse.ops import NOW, SetAttr
+from datastore.fuse.state import statedb
 from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.upload import delivery
 from datastore.fuse.vfs.upload.delivery import Stream
@@ -375,6 +376,22 @@ def test_uploads_whose_answer_was_lost_are_dropped(world: World, one: Client) ->
     one.again()
     assert set(world.bucket.uploads) == {earlier, neighbour}
     assert world.body("f") == pattern(PART * 3)
+
+
+@promise("S-50")
+def test_what_fills_the_disk_is_sent_in_parts(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has no room for a note of the upload. To wait for room would be to wait for ever."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file = one.local.open("f", os.O_RDWR | os.O_CREAT)
+    with monkeypatch.context() as patched:
+        patched.setattr(statedb, "_disk_errors", full)
+        file.write(pattern(PART * 3), 0)
+        file.close()
+    assert world.body("f") == pattern(PART * 3)
+    assert world.bucket.uploads == {}
 
 
 @promise("S-45", "S-19", "S-64")
