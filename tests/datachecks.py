@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from datastore.fuse.data.extents import Extents
 from datastore.fuse.data.pieces import PieceTable
-from datastore.fuse.data.readahead import ReadAhead
+from datastore.fuse.data.readahead import FIRST_BYTES, MAX_BYTES, ReadAhead
 from datastore.fuse.data.reader import Reader
 
 
@@ -32,11 +32,10 @@ def check_pieces(table: PieceTable) -> None:
 
 def check_readahead(ahead: ReadAhead) -> None:
     """Errors: AssertionError when an invariant is broken."""
-    settings = ahead._settings
     for run in (ahead.present, *ahead._others):
         if run.ahead_until not in (ahead._up(run.ahead_until), ahead._size):
             raise AssertionError(f"window ends unaligned at {run.ahead_until}")
-        if run.window_bytes and not settings.first_bytes <= run.window_bytes <= settings.max_bytes:
+        if run.window_bytes and not FIRST_BYTES <= run.window_bytes <= MAX_BYTES:
             raise AssertionError(f"window of {run.window_bytes} bytes")
 
 

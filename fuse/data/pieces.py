@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from ..loop import Future
@@ -155,6 +156,18 @@ def cut(pieces: list[Piece], start: int, stop: int) -> memoryview | bytes:
     """Return the bytes of [start, stop) from arrived, adjoining pieces that cover it; one piece is not copied."""
     parts = [piece.result()[max(start - piece.start, 0) : stop - piece.start] for piece in pieces]
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def runs(pieces: Iterable[Piece], limit_bytes: int) -> Iterator[list[Piece]]:
+    """Yield ascending pieces in lists of adjoining pieces; a list has at most limit_bytes, or is a single piece."""
+    run: list[Piece] = []
+    for piece in pieces:
+        if run and (run[-1].stop != piece.start or piece.stop - run[0].start > limit_bytes):
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
 
 
 _stop = attrgetter("stop")

@@ -3,7 +3,7 @@
 Several readers of one file (threads of a program) are told apart by their positions, and sequential reads from random
 reads by where each begins:
  - sequential: near the end of the reader's furthest read ("near" is two request sizes to either side, because the
-   kernel's own readahead sends requests out of order). The readahead window doubles from first_bytes to max_bytes,
+   kernel's own readahead sends requests out of order). The readahead window doubles from FIRST_BYTES to MAX_BYTES,
    each time the reader has used half of it.
  - random: anything else, without a window. The first read of a block fetches only the wanted pages, so that the reader
    waits for few bytes; the second read fetches whole blocks, which the disk cache can keep.
@@ -23,6 +23,16 @@ PAGE = 4096
 TOUCHED_MAX = 4096
 """How many partly fetched blocks are remembered: 512 MiB of a file."""
 READERS_MAX = 8
+FETCH_LIMIT = 16
+"""How many prefetches may be under way at once; beyond, nothing is read ahead."""
+WHOLE_BYTES = 4 * MIB
+"""Objects up to this size are fetched by one GET without a range."""
+RANGE_BYTES = 8 * MIB
+"""The largest range request: enough to amortise a request; its first bytes are used long before the last arrive."""
+FIRST_BYTES = 1 * MIB
+"""The first window, whole blocks: the most that the kernel asks for in one request."""
+MAX_BYTES = 64 * MIB
+"""The largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and the window is refilled at half."""
 RUN_READS = 2
 """How many near reads after a jump count as sequential; the kernel at times splits a random read into two requests."""
 
@@ -34,30 +44,11 @@ class Plan(NamedTuple):
     ahead: tuple[ByteRange, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSettings:
-    """How reads are turned into requests. Sizes are in bytes; those of windows are multiples of a block."""
-
-    fetch_limit: int = 16
-    """How many prefetches may be under way at once; beyond, nothing is read ahead."""
-    whole_bytes: int = 4 << 20
-    """Objects up to this size are fetched by one GET without a range."""
-    range_bytes: int = 8 * MIB
-    """The largest range request: enough to amortise a request; its first bytes are used long before the last arrive."""
-    first_bytes: int = 1 * MIB
-    """The first window: the most that the kernel asks for in one request."""
-    max_bytes: int = 64 * MIB
-    """The largest window: 10 Gbit/s times 25 ms to the first byte is 31 MB, and the window is refilled at half."""
-
-
-USUAL = ReadSettings()
-
-
 @dataclass(eq=False, slots=True)
 class Run:
     """The state of one reader of the file.
 
-    INVARIANT: ahead_until is aligned or the object's size; window_bytes is 0 or between first_bytes and max_bytes.
+    INVARIANT: ahead_until is aligned or the object's size; window_bytes is 0 or between FIRST_BYTES and MAX_BYTES.
     """
 
     head: int = 0
@@ -72,21 +63,20 @@ class Run:
 class ReadAhead:
     """The read pattern of one open file so far. INVARIANT: at most READERS_MAX readers are followed."""
 
-    __slots__ = ("_others", "_settings", "_size", "_touched", "present")
+    __slots__ = ("_others", "_size", "_touched", "present")
 
-    def __init__(self, size: int, settings: ReadSettings = USUAL) -> None:
+    def __init__(self, size: int) -> None:
         """size: the object's, in bytes."""
         self._size = size
-        self._settings = settings
         self.present = Run()
         """The reader that the last plan was for."""
         self._others: list[Run] = []
         self._touched: set[int] = set()
         """The blocks of which only a part was fetched."""
 
-    def plan(self, offset: int, size: int, share_bytes: int = USUAL.max_bytes) -> Plan:
+    def plan(self, offset: int, size: int, share_bytes: int = MAX_BYTES) -> Plan:
         """Plan the fetches for a read of [offset, offset + size), with 0 <= offset < the object's size and size > 0.
-        share_bytes: the most that the reader's window may take, but for first_bytes."""
+        share_bytes: the most that the reader's window may take, but for FIRST_BYTES."""
         stop = min(offset + size, self._size)
         reach = 2 * max(size, BLOCK_BYTES)
         if abs(offset - self.present.head) > reach:
@@ -115,7 +105,6 @@ class ReadAhead:
         return ByteRange(offset // PAGE * PAGE, min(self._size, -(-stop // PAGE) * PAGE))
 
     def _sequential(self, run: Run, offset: int, stop: int, share_bytes: int) -> Plan:
-        settings = self._settings
         run.reads += 1
         run.head = max(run.head, stop)
         begin = max(run.ahead_until, _down(run.head))
@@ -124,11 +113,10 @@ class ReadAhead:
             run.ahead_until = max(begin, wanted.stop)
             return Plan(wanted)
         if run.window_bytes == 0 or begin - run.head <= run.window_bytes // 2:
-            most = min(share_bytes, settings.max_bytes)
-            run.window_bytes = max(settings.first_bytes, min(2 * run.window_bytes, most))
+            run.window_bytes = max(FIRST_BYTES, min(2 * run.window_bytes, share_bytes, MAX_BYTES))
             run.ahead_until = max(begin, self._up(run.head + run.window_bytes))
-        # On a grid of their size; a window of 4 * first_bytes and more has at least four, so that they overlap in time.
-        step = max(settings.first_bytes, min(settings.range_bytes, run.window_bytes // 4))
+        # On a grid of their size; a window of 4 * FIRST_BYTES and more has at least four, so that they overlap in time.
+        step = max(FIRST_BYTES, min(RANGE_BYTES, run.window_bytes // 4))
         return Plan(wanted, tuple(ByteRange(*one) for one in on_grid(max(begin, wanted.stop), run.ahead_until, step)))
 
     def _up(self, offset: int) -> int:

@@ -3,28 +3,28 @@
 Does I/O. For the event loop's thread: bytes that are held are returned without waiting. All streams share the fetches
 (pieces.py); each GET carries If-Match, so that bytes of two versions are never mixed. Pool threads ("lanes") receive
 the large bodies. Bytes that arrive go to their readers first, then to the disk cache. Prefetches are optional: none
-begins while fetch_limit of them are under way, or fetches take half of the memory. store/retrying.py does the retries.
+begins while FETCH_LIMIT of them are under way, or fetches take half of the memory. store/retrying.py does the retries.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
-from datastore.errors import CorruptBody, TransientStoreError
+from datastore.errors import CorruptBody, PreconditionFailed, TransientStoreError
 from datastore.retry import current_call
 
 from ..loop import Loop, Semaphore, all_of, now, running
 from ..store.base import Body, ByteRange, ObjectInfo, ObjectStore, ObjectVersion
-from .assembly import Assembly, check_version, runs
+from . import readahead
 from .blockcache import BlockCache
 from .blockfile import BLOCK_BYTES
 from .extents import on_grid
 from .keeping import Keeping
-from .pieces import Piece, PieceTable, cut
-from .readahead import USUAL, ReadAhead, ReadSettings, Run
+from .pieces import Piece, PieceTable, cut, runs
+from .readahead import ReadAhead, Run
 
 Read = bytes | memoryview
 _BEHIND_BYTES = 8 << 20
@@ -55,14 +55,12 @@ class Reader:
         loop: Loop,
         *,
         memory_bytes: int = 160 << 20,
-        settings: ReadSettings = USUAL,
         asking: Callable[[], Callable[[ObjectInfo], None]] = lambda: lambda _: None,
     ) -> None:
         """memory_bytes: the most for the pieces in memory, including those that are being fetched.
         asking: called before an object is fetched, on the loop or in a pool thread; the function that it returns is
         called on the loop with the object's facts, if the object was fetched whole."""
         self.loop = loop
-        self.settings = settings
         self.counts = dict.fromkeys(("hits", "misses", "hitBytes", "missBytes"), 0)
         """How many reads were answered at once and how many waited for the store, and the bytes that they asked for.
         Reads that the kernel answers by itself are not counted."""
@@ -74,7 +72,7 @@ class Reader:
         """How many prefetches are under way."""
         self._in_sequence: OrderedDict[Run, ReadStream] = OrderedDict()
         """The sequential readers; the last one has read last."""
-        self._filling = Semaphore(self.settings.fetch_limit)
+        self._filling = Semaphore(readahead.FETCH_LIMIT)
         self._keeping = Keeping(cache, loop)
 
     def open(self, version: ObjectVersion) -> ReadStream:
@@ -84,7 +82,7 @@ class Reader:
     async def fetch(self, version: ObjectVersion, offset: int, size: int) -> bytes:
         """Return the bytes; fewer only at the object's end. Errors: as obtain()."""
         stop = min(offset + size, version.size)
-        step = 4 * self.settings.range_bytes  # four range requests are under way at once
+        step = 4 * readahead.RANGE_BYTES  # four range requests are under way at once
         parts = list[Read]()
         while offset < stop:
             end = min(stop, offset + step)
@@ -145,7 +143,7 @@ class Reader:
     async def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
         """Bring the whole version into the disk cache; return whether all is there now (False: no room). Idempotent.
         progress(n): called when n more bytes are there. Errors: StoreError."""
-        step = max(1, version.size if version.size <= self.settings.whole_bytes else self.settings.range_bytes)
+        step = max(1, version.size if version.size <= readahead.WHOLE_BYTES else readahead.RANGE_BYTES)
         left = on_grid(0, version.size, step)
 
         async def fill() -> None:
@@ -158,7 +156,7 @@ class Reader:
                     if progress is not None:
                         progress(stop - start)
 
-        await all_of([self.loop.spawn(fill()) for _ in range(min(-(-version.size // step), self.settings.fetch_limit))])
+        await all_of([self.loop.spawn(fill()) for _ in range(min(-(-version.size // step), readahead.FETCH_LIMIT))])
         return await self.loop.on_disk(self._cache.present, version)
 
     def give(self, version: ObjectVersion, body: bytes) -> None:
@@ -196,10 +194,10 @@ class Reader:
         for each in ranges:
             if self._cache.holds(version, each.start, each.stop):
                 continue
-            if self._ahead >= self.settings.fetch_limit or not self.table.has_room(each.stop - each.start):
+            if self._ahead >= readahead.FETCH_LIMIT or not self.table.has_room(each.stop - each.start):
                 return each.start
             _, fresh = self.table.request(version, each.start, each.stop, _PIECE_BYTES)
-            for run in runs(fresh, self.settings.range_bytes):
+            for run in runs(fresh, readahead.RANGE_BYTES):
                 self._ahead += 1
                 self.loop.spawn(self._fetch_ahead(run, dropped))
         return None
@@ -227,13 +225,13 @@ class Reader:
     def _coming(self, version: ObjectVersion, start: int, stop: int) -> list[Piece]:
         """Return the pieces that cover [start, stop); begin to fetch those that are new."""
         pieces, fresh = self.table.request(version, start, stop, self._step(version))
-        for run in runs(fresh, self.settings.range_bytes):
+        for run in runs(fresh, readahead.RANGE_BYTES):
             self.loop.spawn(self._fetch(run))
         return pieces
 
     def _step(self, version: ObjectVersion) -> int:
         """The size of new pieces. A small object is a single piece, so that one write puts it into the disk cache."""
-        return _PIECE_BYTES if version.size > self.settings.whole_bytes else self.settings.range_bytes
+        return _PIECE_BYTES if version.size > readahead.WHOLE_BYTES else readahead.RANGE_BYTES
 
     async def _fetch_ahead(self, run: list[Piece], dropped: Callable[[], bool]) -> None:
         await self.loop.pause()  # fetches that a reader waits for go first
@@ -263,15 +261,25 @@ class Reader:
         version, start, stop = run[0].version, run[0].start, run[-1].stop
         if len(run) == 1:
             return await self._get(version, start, stop)
+        byte_range, missing = _range(version, start, stop), deque(run)
 
-        def done(piece: Piece, body: Body) -> None:
-            self.loop.soon(partial(self._arrived, piece, body))
-            self._keeping.now(piece, body)
+        def take(info: ObjectInfo, offset: int, body: Body) -> None:
+            """Take a part of the body (see Sink). It has whole pieces: both end at whole MiB of the object, or where
+            the range ends. Another attempt of the GET brings pieces again that an earlier one has brought."""
+            _check_version(version, info, part=byte_range is not None)
+            at = start + offset
+            end = at + len(body)
+            if end > stop:
+                raise _wrong_length(version, start, stop, "the body is longer than asked for")
+            while missing and missing[0].stop <= end:
+                piece = missing.popleft()
+                content = memoryview(body)[piece.start - at : piece.stop - at]
+                self.loop.soon(partial(self._arrived, piece, content))
+                self._keeping.now(piece, content)
 
-        assembly = Assembly(run, done)
-        byte_range = _range(version, start, stop)
-        await self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=assembly.take)
-        assembly.check()
+        await self._store.get(version.key, byte_range=byte_range, if_match=version.etag, sink=take)
+        if missing:
+            raise _wrong_length(version, start, stop, "the body ended too early")
         return None
 
     def _arrived(self, piece: Piece, body: Body) -> None:
@@ -283,12 +291,9 @@ class Reader:
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None else None
         body, answer = await self._store.get(version.key, byte_range=byte_range, if_match=version.etag)
-        check_version(version, answer, part=byte_range is not None)
+        _check_version(version, answer, part=byte_range is not None)
         if len(body) != stop - start:
-            raise CorruptBody(
-                f"bytes {start}-{stop - 1} of '{version.key}': {len(body)} bytes came instead of {stop - start}",
-                key=version.key,
-            )
+            raise _wrong_length(version, start, stop, f"{len(body)} bytes came instead of {stop - start}")
         if learn is not None and running() is None:
             self.loop.soon(partial(learn, answer))
         elif learn is not None:
@@ -305,6 +310,17 @@ def _left_alone(piece: Piece) -> LeftAlone:
     return LeftAlone(f"'{piece.version.key}' was not fetched ahead", key=piece.version.key)
 
 
+def _check_version(version: ObjectVersion, info: ObjectInfo, *, part: bool) -> None:
+    """Check that an answer is of this version. part: it has a part of the object, and so says the size of the whole.
+    Errors: PreconditionFailed if not: the server has ignored If-Match, or said another size of the ETag before."""
+    if (info.etag and info.etag != version.etag) or (part and info.size != version.size):
+        raise PreconditionFailed(f"'{version.key}' was replaced while it was read", key=version.key)
+
+
+def _wrong_length(version: ObjectVersion, start: int, stop: int, what: str) -> CorruptBody:
+    return CorruptBody(f"bytes {start}-{stop - 1} of '{version.key}': {what}", key=version.key)
+
+
 def _range(version: ObjectVersion, start: int, stop: int) -> ByteRange | None:
     """Return the range for a GET of [start, stop); None: the whole object, without a range."""
     return None if start == 0 and stop == version.size else ByteRange(start, stop)
@@ -316,8 +332,8 @@ class ReadStream:
     def __init__(self, reader: Reader, version: ObjectVersion) -> None:
         self.version = version
         self._reader = reader
-        small = version.size <= reader.settings.whole_bytes
-        self._ahead = None if small else ReadAhead(version.size, reader.settings)
+        small = version.size <= readahead.WHOLE_BYTES
+        self._ahead = None if small else ReadAhead(version.size)
         self._closed = False
 
     async def read(self, offset: int, size: int) -> Read:

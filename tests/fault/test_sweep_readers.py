@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from datastore.fuse.data.readahead import ReadSettings
+from datastore.fuse.data import readahead
 from datastore.fuse.store.base import ListPage, ObjectInfo
 from tests.fault.scenarios import BIG, LARGE, TREE
 from tests.fault.sweeping import ERRORS, Tried, other_version, plan_of
@@ -93,12 +93,17 @@ BODIES = {"truncated, unseen", "precondition", "wrong etag, unseen"}
 ERRNOS = {errno.EIO, errno.ETIMEDOUT, errno.EACCES, errno.ESTALE}
 
 
+@pytest.fixture
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads ask for small ranges."""
+    for name, size in {"WHOLE": len(LARGE), "RANGE": 4 * BLOCK, "FIRST": 2 * BLOCK, "MAX": 8 * BLOCK}.items():
+        monkeypatch.setattr(readahead, f"{name}_BYTES", size)
+
+
 def cold(world: FaultWorld) -> None:
-    """Nothing is known, and reads go in small ranges."""
+    """Nothing is known."""
     world.release()
-    settings = ReadSettings(whole_bytes=len(LARGE), range_bytes=4 * BLOCK, first_bytes=2 * BLOCK, max_bytes=8 * BLOCK)
     world.build()
-    world.fs.core.reader.settings = settings
 
 
 def calls_of(look: Look, directory: Path) -> tuple[list[str], Any]:
@@ -112,6 +117,7 @@ def calls_of(look: Look, directory: Path) -> tuple[list[str], Any]:
 
 @promise("S-30", "S-66")
 @pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.usefixtures("small_ranges")
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
 def test_what_is_seen_is_right_or_an_error(look: Look, kind: str, tmp_path: Path) -> None:
     """Whatever call fails, once or for good: never wrong bytes, never a wrong name; and it passes."""

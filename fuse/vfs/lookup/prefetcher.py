@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from datastore.errors import StoreError
 
+from ...data import readahead
 from ...data.smallfiles import SmallFileFetcher
 from ...loop import Future
 from ...ops import Ino
@@ -204,7 +205,7 @@ class Prefetcher:
 
     def _is_small(self, kind: int, version: ObjectVersion) -> bool:
         """Whether a reader would take a version by one GET; not so where it is not in the store yet."""
-        small = 0 < version.size <= self._core.reader.settings.whole_bytes
+        small = 0 < version.size <= readahead.WHOLE_BYTES
         return kind == stat.S_IFREG and small and version.etag != ""
 
     def _may_change(self, mtime_ns: int) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.data.extents import Extents
-from datastore.fuse.data.readahead import MIB, READERS_MAX, USUAL, Plan, ReadAhead
+from datastore.fuse.data.readahead import MAX_BYTES, MIB, RANGE_BYTES, READERS_MAX, Plan, ReadAhead
 from tests.datachecks import check_readahead
 
 KIB = 1 << 10
@@ -34,7 +34,7 @@ def test_a_sequential_reader_gets_a_window_that_grows_to_the_largest(size: int) 
     first = ahead.plan(0, size)
     assert sum(stop - start for start, stop in first.ahead) >= MIB
     run(ahead, sequential(size, 128 * MIB // size)[1:])
-    assert ahead.present.window_bytes == USUAL.max_bytes
+    assert ahead.present.window_bytes == MAX_BYTES
 
 
 @pytest.mark.parametrize("size", [4 * KIB, 100_000, 128 * KIB, MIB])
@@ -58,7 +58,7 @@ def test_requests_out_of_order_as_the_kernel_sends_them_are_sequential() -> None
     for i in range(0, 64, 2):
         reads[i], reads[i + 1] = reads[i + 1], reads[i]
     run(ahead, reads)
-    assert ahead.present.window_bytes == USUAL.max_bytes
+    assert ahead.present.window_bytes == MAX_BYTES
 
 
 @pytest.mark.parametrize("size", [4 * KIB, 128 * KIB])
@@ -98,7 +98,7 @@ def test_no_range_is_larger_than_the_largest_and_windows_are_cut_into_several() 
     ahead = ReadAhead(BIG)
     for plan in run(ahead, sequential(MIB, 200)):
         assert all(stop - start <= 8 * MIB for start, stop in plan.ahead)
-    assert ahead.present.window_bytes // USUAL.range_bytes >= 8
+    assert ahead.present.window_bytes // RANGE_BYTES >= 8
 
 
 @given(st.integers(1, 20 * MIB), st.lists(st.tuples(st.integers(0, 20 * MIB), st.integers(1, MIB)), max_size=40))

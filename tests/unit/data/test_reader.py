@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from datastore.errors import CorruptBody, NotFound, PreconditionFailed, ServerFault
 from datastore.fuse import loop as loop_module
-from datastore.fuse.data import cachespace
+from datastore.fuse.data import cachespace, readahead
 from datastore.fuse.data.blockcache import BlockCache
-from datastore.fuse.data.readahead import READERS_MAX, ReadSettings
+from datastore.fuse.data.pieces import Piece, runs
+from datastore.fuse.data.readahead import READERS_MAX
 from datastore.fuse.data.reader import Read, Reader, ReadStream
 from datastore.fuse.loop import Loop, Task, all_of, now
-from datastore.fuse.store.base import ByteRange, ObjectVersion
+from datastore.fuse.store.base import Body, ByteRange, ETag, ObjectInfo, ObjectVersion, Sink
 from tests.datachecks import check_pieces, forget
 from tests.driving import resolve, the_loop
 from tests.patience import PATIENCE_S, eventually
@@ -212,10 +214,11 @@ def test_many_readers_of_one_version_share_its_fetches(store: Probe, reader: Rea
 
 
 def test_more_waiters_than_lanes_never_deadlock(
-    store: Probe, cache: BlockCache, narrow: Loop, big: ObjectVersion
+    store: Probe, cache: BlockCache, narrow: Loop, big: ObjectVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readahead, "FETCH_LIMIT", 4)
     rng = random.Random(2)
-    reader = Reader(store, cache, narrow, settings=ReadSettings(fetch_limit=4))
+    reader = Reader(store, cache, narrow)
     streams = [reader.open(big) for _ in range(4)]
     asked = [(rng.randrange(BIG), rng.choice([4 * KIB, MIB])) for _ in range(200)]
 
@@ -257,13 +260,14 @@ def test_an_overwrite_surfaces_and_versions_never_mix(store: Probe, reader: Read
         read(stream, BIG - 10, 10)
 
 
+@pytest.mark.parametrize("size", [10, 4 * MIB])
 def test_a_server_that_ignores_if_match_is_found_out_by_the_etag(
-    store: Probe, reader: Reader, big: ObjectVersion
+    store: Probe, reader: Reader, big: ObjectVersion, size: int
 ) -> None:
     store.honours_if_match = False
     store.add("big", content(BIG, seed=2))
     with pytest.raises(PreconditionFailed, match="replaced"):
-        read(reader.open(big), 0, 10)
+        read(reader.open(big), 0, size)
 
 
 @pytest.mark.parametrize("size", [50_000, BIG])
@@ -275,6 +279,60 @@ def test_a_short_body_is_corrupt_and_not_kept(store: Probe, reader: Reader, size
         read(reader.open(version), 0, 100)
     store.spoil = lambda body: body
     assert read(reader.open(version), 0, 100) == whole[:100]
+
+
+@pytest.mark.parametrize(("cut", "error"), [(2 * MIB + 1, "ended too early"), (5 * MIB, "longer than asked for")])
+def test_a_large_body_of_a_wrong_length_is_corrupt(
+    store: Probe, reader: Reader, big: ObjectVersion, cut: int, error: str
+) -> None:
+    store.spoil = lambda _: BODY[:cut]
+    with pytest.raises(CorruptBody, match=error):
+        resolve(reader.fetch(big, 0, 4 * MIB))
+    store.spoil = lambda body: body
+    assert resolve(reader.fetch(big, 0, 4 * MIB)) == BODY[: 4 * MIB]
+    check(reader)
+
+
+def test_another_attempt_of_a_get_brings_only_what_was_missing(
+    cache: BlockCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store gives each attempt from the start, and parts of one piece or of several."""
+
+    class Attempts(Probe):
+        async def get(
+            self,
+            key: str,
+            *,
+            byte_range: ByteRange | None = None,
+            if_match: ETag | None = None,
+            sink: Sink | None = None,
+        ) -> tuple[Body, ObjectInfo]:
+            body, answer = await super().get(key, byte_range=byte_range, if_match=if_match)
+            assert sink is not None
+            for edges in ((0, MIB, 3 * MIB), (0, 2 * MIB, 3 * MIB, len(body))):
+                for start, stop in pairwise(edges):
+                    sink(answer, start, body[start:stop])
+            return b"", answer
+
+    written: list[int] = []
+    write = cache.write
+
+    def noted(version: ObjectVersion, offset: int, body: Body) -> bool:
+        written.append(offset)
+        return write(version, offset, body)
+
+    monkeypatch.setattr(cache, "write", noted)
+    store = Attempts()
+    reader = Reader(store, cache, the_loop())
+    assert resolve(reader.fetch(store.add("big", BODY), 0, 6 * MIB)) == BODY[: 6 * MIB]
+    assert written == [number * MIB for number in range(6)]
+    check(reader)
+
+
+def test_runs_of_pieces_are_adjoining_and_bounded(big: ObjectVersion) -> None:
+    made = [Piece(big, start, start + 10) for start in (0, 10, 20, 40)]
+    assert [[piece.start for piece in run] for run in runs(made, 20)] == [[0, 10], [20], [40]]
+    assert list(runs([], 20)) == []
 
 
 def test_what_the_disk_cache_holds_is_not_fetched_ahead(
@@ -329,9 +387,10 @@ def test_readers_in_sequence_share_the_memory_so_that_none_loses_what_was_read_a
 
 
 @pytest.fixture
-def busy(store: Probe) -> Iterator[Reader]:
+def busy(store: Probe, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     """One that reads ahead as much as it may, until the gate is open."""
-    reader = Reader(store, NO_CACHE, the_loop(), settings=ReadSettings(fetch_limit=1))
+    monkeypatch.setattr(readahead, "FETCH_LIMIT", 1)
+    reader = Reader(store, NO_CACHE, the_loop())
     store.gated = lambda key: key == "other"
     store.gate.clear()
     other = begun(reader.open(store.add("other", BODY)).read(0, 128 * KIB))
@@ -360,8 +419,10 @@ def test_readahead_that_found_no_room_is_begun_when_there_is(store: Probe, busy:
     assert store.fetched_bytes > MIB + 128 * KIB
 
 
-LARGE_AHEAD = ReadSettings(first_bytes=16 * MIB)
-"""What is read ahead is received in a lane."""
+@pytest.fixture
+def large_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read ahead is received in a lane."""
+    monkeypatch.setattr(readahead, "FIRST_BYTES", 16 * MIB)
 
 
 async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Task[Read]:
@@ -374,8 +435,9 @@ async def waiting_for_a_lane(store: Probe, loop: Loop, stream: ReadStream) -> Ta
     return reading
 
 
+@pytest.mark.usefixtures("large_ahead")
 def test_readahead_of_a_closed_stream_is_dropped(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
-    reader = Reader(store, NO_CACHE, narrow, settings=LARGE_AHEAD)
+    reader = Reader(store, NO_CACHE, narrow)
     stream = reader.open(big)
 
     async def close_it() -> Read:
@@ -408,8 +470,9 @@ def test_small_readahead_of_a_closed_stream_is_dropped(store: Probe, big: Object
     assert store.gets == [ByteRange(0, 128 * KIB)]
 
 
+@pytest.mark.usefixtures("large_ahead")
 def test_who_waits_for_dropped_readahead_has_it_fetched(store: Probe, narrow: Loop, big: ObjectVersion) -> None:
-    reader = Reader(store, NO_CACHE, narrow, settings=LARGE_AHEAD)
+    reader = Reader(store, NO_CACHE, narrow)
     stream = reader.open(big)
 
     async def close_it() -> Read:
