@@ -191,6 +191,13 @@ def inline_on_no_node(name: str, datastore: str) -> Manifest:
     return pod
 
 
+def granted(path: Path, *, without: str = "") -> set[tuple[str, str]]:
+    """Return the (resource, verb) pairs that the roles of a file grant. without: a role that is left out."""
+    documents = [each for each in yaml.safe_load_all(path.read_text()) if each["metadata"]["name"] != without]
+    rules = [rule for document in documents for rule in document.get("rules", [])]
+    return {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
 def condition(body: Manifest | None, kind: str) -> Mapping[str, str]:
     """One condition, or nothing."""
     conditions = ((body or {}).get("status") or {}).get("conditions") or []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from tests.cluster.controlled import (
     ROOT,
     Controller,
+    granted,
 )
 from tests.cluster.kube import Kube
 
@@ -28,15 +28,7 @@ a StorageClass of NFS asks for the nodes (tests/nfs/test_own_exports.py)."""
 def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     """Last but for the crowd: the tests above have made every kind of call, with these rights and no others."""
     base = ROOT / "manifests" / "base"
-    files = [base / "controller-rbac.yaml", base / "rotation.yaml"]
-    documents = [each for path in files for each in yaml.safe_load_all(path.read_text())]
-    allowed = {
-        (resource, verb)
-        for document in documents
-        for rule in document.get("rules", [])
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    allowed = granted(base / "controller-rbac.yaml") | granted(base / "rotation.yaml")
     watched = {"datastores", "persistentvolumes", "persistentvolumeclaims", "storageclasses", "leases"}
     made = running.calls() | {(each, verb) for each in watched for verb in ("list", "watch")}
     # Server-side apply of something new is authorised as create, too.

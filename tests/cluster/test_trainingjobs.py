@@ -29,7 +29,16 @@ from datastore.metering import Meter, Sample
 from datastore.training.cluster import names
 from datastore.training.cluster.driver import KubernetesDriver
 from tests.cluster.cluster import Cluster
-from tests.cluster.controlled import ROOT, SYSTEM, Controller, account_kubeconfig, condition, controller, datastore_of
+from tests.cluster.controlled import (
+    ROOT,
+    SYSTEM,
+    Controller,
+    account_kubeconfig,
+    condition,
+    controller,
+    datastore_of,
+    granted,
+)
 from tests.cluster.kube import Kube, KubeError, Manifest
 from tests.cluster.playedpods import RUNS, playing
 from tests.promises import promise
@@ -453,14 +462,7 @@ def test_a_gang_without_a_node_starts_nothing_and_a_schedule_makes_a_run(bench: 
 
 def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:
     """The tests above have made every kind of call, with these rights and no others."""
-    documents = list(yaml.safe_load_all((ROOT / "manifests" / "base" / "training-rbac.yaml").read_text()))
-    allowed = {
-        (resource, verb)
-        for document in documents
-        for rule in document.get("rules", [])
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    allowed = granted(ROOT / "manifests" / "base" / "training-rbac.yaml")
     watched = {"trainingjobs", "datastores", "jobs", "pods", "leases"}
     made = running.calls() | {(each, verb) for each in watched for verb in ("list", "watch")}
     # The Jobs of a gang are started on a cluster with room only. Reading a log is counted by nobody; a server-side

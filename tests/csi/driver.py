@@ -24,6 +24,7 @@ import psutil
 
 from datastore import mountinfo
 from datastore.csi.commands import Commands
+from datastore.csi.errors import NotAnswering
 from datastore.csi.mountdaemon.daemon import MountState
 from datastore.csi.mountdaemon.protocol import DaemonClient
 from datastore.csi.settings import Settings
@@ -176,6 +177,13 @@ class Driver:
 
     def daemon(self) -> DaemonClient:
         return DaemonClient(self.settings.daemon_socket)
+
+    def has_adopted(self) -> bool:
+        """Return whether the mount daemon answers, and has exactly one mount."""
+        try:
+            return len(self.daemon().states()) == 1
+        except NotAnswering:
+            return False
 
     def state(self, volume_id: str) -> MountState:
         return next(each for each in self.daemon().states() if each.volume_id == volume_id)

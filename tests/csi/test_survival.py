@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from datastore import mountinfo
-from datastore.csi.errors import NotAnswering
 from tests.csi.driver import Driver, Pod, ended, until
 from tests.promises import promise
 
@@ -139,12 +138,5 @@ def test_settings_changed_during_a_replacement_reach_the_next_server(driver: Dri
     else:
         driver.mount_daemon.end()
         driver.mount_daemon.start()
-        until(lambda: _keeps_one(driver), "the mount is adopted", log=driver.logs)
+        until(driver.has_adopted, "the mount is adopted", log=driver.logs)
     assert (pod("pod-b", group="2000").publish() / "x").stat().st_gid == 2000
-
-
-def _keeps_one(driver: Driver) -> bool:
-    try:
-        return len(driver.daemon().states()) == 1
-    except NotAnswering:
-        return False

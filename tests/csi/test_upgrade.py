@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from datastore.csi.errors import NotAnswering
 from tests.csi.driver import Driver, Pod, until
 from tests.promises import promise
 
@@ -25,13 +24,6 @@ def driver(directory: Path) -> Iterator[Driver]:
         yield made
     finally:
         made.close()
-
-
-def serves(driver: Driver) -> bool:
-    try:
-        return len(driver.daemon().states()) == 1
-    except NotAnswering:
-        return False
 
 
 @promise("S-136")
@@ -52,6 +44,6 @@ def test_an_older_mount_daemon_serves_known_requests_and_the_error_for_others_na
     driver.mount_daemon.end()
     driver.mount_daemon.module = "datastore.csi.mountdaemon"
     driver.mount_daemon.start()
-    until(lambda: serves(driver), "the new mount daemon has adopted the mount", log=driver.logs)
+    until(driver.has_adopted, "the new mount daemon has adopted the mount", log=driver.logs)
     assert (newer.publish() / "x").read_text() == "by the older"
     assert (old.target / "x").stat().st_gid == 2000, "one mount, which knows of groups now"

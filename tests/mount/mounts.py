@@ -19,6 +19,7 @@ from typing import Any
 
 import botocore.exceptions
 import psutil
+import yaml
 
 from datastore import controlclient
 from tests.patience import eventually
@@ -34,18 +35,30 @@ PATIENCE_S = 60.0
 """Longest wait for what should come within a second: the machine may be busy."""
 
 
+@dataclass(kw_only=True)
 class CommandMount:
     """A mount that the real command makes on one machine, which keeps its state in `folder` from one to the next."""
 
     folder: Path
-    transport: str
-    spec: dict[str, Any]
-    options: tuple[str, ...]
-    pids: list[int]
+    transport: str = "kernel"
+    spec: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    pids: list[int] = field(default_factory=list)
     listing_s: float = 0.0
 
     def manifest(self) -> str:
-        """Of the Datastore."""
+        """Return the manifest of the Datastore."""
+        return yaml.safe_dump(
+            {
+                "apiVersion": "datastore.dev/v1alpha1",
+                "kind": "Datastore",
+                "metadata": {"name": NAME},
+                "spec": {**self.backend(), **self.spec},
+            }
+        )
+
+    def backend(self) -> dict[str, Any]:
+        """Return the part of the spec that says where the data is."""
         raise NotImplementedError
 
     @property
@@ -126,14 +139,9 @@ class Mount(CommandMount):
 
     server: Server
     bucket: str
-    folder: Path
-    transport: str = "kernel"
-    spec: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    pids: list[int] = field(default_factory=list)
 
     def manifest(self) -> str:
-        """Of the Datastore, with its Secret."""
+        """Return the manifest of the Datastore, with its Secret."""
         return manifest(self.server, self.bucket, **self.spec)
 
     @property
@@ -232,7 +240,8 @@ def mounted(
 
     options: of the command, each time that it mounts.
     """
-    made = Mount(server, bucket, folder or Path(tempfile.mkdtemp(prefix="m", dir=home)), transport, spec, options)
+    folder = folder or Path(tempfile.mkdtemp(prefix="m", dir=home))
+    made = Mount(server, bucket, folder=folder, transport=transport, spec=spec, options=options)
     try:
         made.mount()
         yield made

@@ -59,7 +59,7 @@ def on_a_machine_with_helpers(mount: Mount, script: str) -> str:
 def machine(versitygw: Server, clean_environment: Path) -> Iterator[Mount]:
     """A machine with a manifest, on which nothing is mounted."""
     folder = Path(tempfile.mkdtemp(prefix="m", dir=clean_environment))
-    made = Mount(versitygw, new_bucket(versitygw), folder)
+    made = Mount(versitygw, new_bucket(versitygw), folder=folder)
     for directory in (made.folder / "run", made.path):
         directory.mkdir(mode=0o700)
     yield made

@@ -37,7 +37,12 @@ ACCESS, STORAGE = 3, 4
 def machine(clean_environment: Path, way: tuple[Server, str]) -> Iterator[Mount]:
     """A machine on which nothing is mounted yet."""
     server, transport = way
-    made = Mount(server, new_bucket(server), Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)), transport)
+    made = Mount(
+        server,
+        new_bucket(server),
+        folder=Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)),
+        transport=transport,
+    )
     yield made
     made.end()
 

@@ -107,7 +107,7 @@ def test_a_certificate_that_is_not_right_is_refused_in_one_line(
     identity = authority.issue(name, subject, validity=validity)
     with run_versitygw(identity=identity) as server:
         told = replace(server, ca_file="") if name == "unknown" else server
-        machine = Mount(told, "data", Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
+        machine = Mount(told, "data", folder=Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
         done = machine.try_mount()
     assert done.returncode != 0
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

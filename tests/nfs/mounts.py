@@ -6,15 +6,12 @@ import contextlib
 import hashlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.mount.mounts import CommandMount
 from tests.nfs.host.guest import Guest
-from tests.tools.mounting import NAME
 
 TTL_S = 0.3
 """metadataTTL of mounts whose tests change things behind their back."""
@@ -26,21 +23,10 @@ class ExportMount(CommandMount):
 
     server: str
     export: str
-    folder: Path
-    transport: str = "kernel"
-    spec: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    pids: list[int] = field(default_factory=list)
 
-    def manifest(self) -> str:
-        """Of the Datastore."""
-        document = {
-            "apiVersion": "datastore.dev/v1alpha1",
-            "kind": "Datastore",
-            "metadata": {"name": NAME},
-            "spec": {"nfs": {"server": self.server, "path": self.export}, **self.spec},
-        }
-        return yaml.safe_dump(document)
+    def backend(self) -> dict[str, Any]:
+        """See CommandMount."""
+        return {"nfs": {"server": self.server, "path": self.export}}
 
 
 @contextlib.contextmanager
@@ -49,7 +35,7 @@ def mounted(
 ) -> Iterator[ExportMount]:
     """A mount of a machine of its own, ended at the end. home: a directory with a short path."""
     folder = Path(tempfile.mkdtemp(prefix="n", dir=home))
-    made = ExportMount(host.address, export, folder, spec=spec, options=options)
+    made = ExportMount(host.address, export, folder=folder, spec=spec, options=options)
     try:
         made.mount()
         yield made

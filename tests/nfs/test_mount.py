@@ -402,7 +402,7 @@ def test_a_plain_user_mounts_it(nfs_host: NFSServer, export: Callable[..., str],
     with plain_place(f"{USER}-nfs") as place:
         home = Path(place.environment.get("TMPDIR", tmp_path))
         manifest = home / "ds.yaml"
-        manifest.write_text(ExportMount(nfs_host.address, path, home).manifest())
+        manifest.write_text(ExportMount(nfs_host.address, path, folder=home).manifest())
         manifest.chmod(0o644)
         script = (
             f"set -e; mkdir m; datastore mount {manifest} {NAME} $PWD/m; echo hello >m/f; mkdir m/d; cat m/f; "
@@ -432,7 +432,7 @@ def test_doctor_says_what_a_mount_would_say(
         (nfs_host.address, f"{good}/none", "fail"),
         (GATEWAY, "/x", "fail"),
     ):
-        mount = ExportMount(server, path, Path(tempfile.mkdtemp(prefix="n", dir=clean_environment)))
+        mount = ExportMount(server, path, folder=Path(tempfile.mkdtemp(prefix="n", dir=clean_environment)))
         done = mount.try_mount()
         doctor = mount.command("doctor", mount.folder / "datastore.yaml", "-o", "json")
         if level == "ok":

@@ -39,15 +39,10 @@ class DirectoryMount(CommandMount):
 
     server: SSHServer
     directory: Path
-    folder: Path
-    transport: str = "kernel"
     sftp: dict[str, Any] = field(default_factory=dict)
-    spec: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    pids: list[int] = field(default_factory=list)
 
     def manifest(self) -> str:
-        """Of the Datastore, with its Secret."""
+        """Return the manifest of the Datastore, with its Secret."""
         sftp = {
             "host": "127.0.0.1",
             "port": self.server.port,
@@ -103,7 +98,7 @@ def mounted(
 ) -> Iterator[DirectoryMount]:
     """A mount of a machine of its own, ended at the end. home: a directory with a short path."""
     folder = Path(tempfile.mkdtemp(prefix="s", dir=home))
-    made = DirectoryMount(server, directory, folder, transport=transport, spec=spec, options=options)
+    made = DirectoryMount(server, directory, folder=folder, transport=transport, spec=spec, options=options)
     try:
         made.mount()
         yield made

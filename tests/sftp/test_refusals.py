@@ -25,7 +25,7 @@ def refused(server: SSHServer, home: Path, directory: str | None = None, **sftp:
     """What the command says in its one line; of a server that it waited too long for it would say something else. What
     `doctor` says of it, and its exit code, are the same."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir=home))
-    mount = DirectoryMount(server, Path(directory or folder), folder, sftp=sftp)
+    mount = DirectoryMount(server, Path(directory or folder), folder=folder, sftp=sftp)
     done = mount.try_mount()
     assert done.returncode != 0
     lines = done.stderr.strip().splitlines()
@@ -138,7 +138,7 @@ def test_the_users_own_known_hosts_and_keys(sshd: SSHServer, clean_environment: 
     (own / "id_ed25519").write_text(sshd.private_key)
     (own / "id_ed25519").chmod(0o600)
     folder = Path(tempfile.mkdtemp(prefix="r", dir=clean_environment))
-    mount = DirectoryMount(sshd, folder, folder, sftp={"knownHosts": None, "credentialsSecret": None})
+    mount = DirectoryMount(sshd, folder, folder=folder, sftp={"knownHosts": None, "credentialsSecret": None})
     try:
         mount.mount()
         assert "mnt" in os.listdir(mount.path)
