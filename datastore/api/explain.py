@@ -21,8 +21,8 @@ _WANTED = {
     "bool_type": "must be true or false, without quotes",
     "dict_type": "must be a mapping of names to text",
     "model_type": "must be a mapping of fields",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
+    "list_type": "must be a list, such as [a, b]",
+    "tuple_type": "must be a list, such as [a, b]",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -44,7 +44,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{path} is not a field; {_meant(path, list(known))}"
     if kind == "missing":
         return f"{path} is missing: {_first_sentence(known.get(_INDEX.sub('[]', path), ''))}"
-    return f"{path or 'it'} {_complaint(kind, fault)}"
+    inside = _example(path, list(known)) if kind == "model_type" else ""
+    return f"{path or 'it'} {_complaint(kind, fault)}{inside}"
 
 
 @cache
@@ -73,6 +74,13 @@ def _complaint(kind: str, fault: Any) -> str:
         return "must be text; YAML reads this as a number or a truth value, so put it in quotes"
     # pydantic's own texts are "Input should be ...", "List should have ... after validation, not 0"
     return _WANTED.get(kind) or re.sub(r"^\w+ should ", "must ", str(fault["msg"])).replace(" after validation", "")
+
+
+def _example(path: str, known: list[str]) -> str:
+    """Return how a mapping with one of the fields that belong there is written."""
+    within = _INDEX.sub("[]", path)
+    field = next((each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == within), "")
+    return f", such as {{{field}: ...}}" if field else ""
 
 
 def _meant(path: str, known: list[str]) -> str:

@@ -65,6 +65,8 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def _bucket(value: str) -> str:
+    if "/" in value:
+        raise ValueError(f"must be a bucket's name alone, not {value!r}; a prefix is a field of its own")
     if not 3 <= len(value) <= 63:
         raise ValueError(f"must have 3 to 63 characters, not {len(value)}")
     if not matches(BUCKET_PATTERN, value):

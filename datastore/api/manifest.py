@@ -127,13 +127,24 @@ def _read(path: Path | str) -> tuple[str, str]:
             with Path(path).open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise InvalidManifest(f"{source}: can't be read: {error.strerror}") from error
+        raise InvalidManifest(f"{source}: can't be read: {error.strerror}{_file_advice(source)}") from error
     if len(raw) > MAX_BYTES:
         raise InvalidManifest(f"{source}: is over {MAX_BYTES >> 20} MiB, so it is no manifest")
     try:
         return raw.decode("utf-8-sig"), source
     except UnicodeDecodeError:
         raise InvalidManifest(f"{source}: is not UTF-8 text, so it is no manifest") from None
+
+
+def _file_advice(source: str) -> str:
+    """Return what to write in place of the address of a bucket, as other tools take it, or ''."""
+    scheme, _, rest = source.partition("://")
+    if scheme != "s3":
+        return ""
+    bucket, _, prefix = rest.partition("/")
+    fields = f"bucket: {bucket}" + (f", prefix: {prefix}" if prefix else "")
+    spec = f"metadata: {{name: {bucket}}}, spec: {{s3: {{{fields}}}}}"
+    return f"; name a YAML file in place of an address, with {{apiVersion: {API_VERSION}, kind: Datastore, {spec}}}"
 
 
 def parse(text: str, source: str, wanted: str = datastore.KIND) -> Manifest:

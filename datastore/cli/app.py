@@ -16,10 +16,12 @@ from datastore.cli.version import version_option
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import Interrupted
 
-HELP = """Every kind of data storage as one local directory.
+HELP = """S3 buckets, NFS exports and directories of SSH servers as local directories, to train and serve models from.
 
-A Datastore is a YAML manifest; the same file works here and with kubectl apply. Exit codes and all options:
-docs/reference/cli.md.
+Begin with `datastore mount FILE`, where FILE is a YAML manifest of kind
+Datastore, which says where the data is. kubectl apply takes the same file. If
+something is wrong, `datastore doctor FILE` says what. Exit codes and all
+options: docs/reference/cli.md.
 """
 
 VERBS = {

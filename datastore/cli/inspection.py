@@ -55,7 +55,7 @@ def inspect(record: MountRecord) -> dict[str, Any]:
 
 
 _WHY = {
-    "s3": "our own engine speaks S3",
+    "s3": "this program's own S3 client",
     "sftp": "spec.sftp is a directory of an SSH server",
     "glusterfs": "a GlusterFS volume is mounted by GlusterFS's own client",
     "local": "a directory of this machine is shown at another place",
@@ -115,7 +115,8 @@ def find(target: str) -> MountRecord:
         places = ", ".join(each.mountpoint for each in named)
         raise DatastoreError(f"{target} is mounted more than once, name the directory: {places}")
     known = ", ".join(f"{each.name} at {each.mountpoint}" for each in records)
-    raise DatastoreError(f"{target}: no Datastore is mounted there or has this name; {known or 'none is mounted'}")
+    others = f"`datastore list` shows {known}" if known else "nothing is mounted"
+    raise DatastoreError(f"{target}: no Datastore is mounted there or has this name; {others}")
 
 
 def containing(path: str) -> tuple[MountRecord, str] | None:

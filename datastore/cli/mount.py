@@ -67,7 +67,10 @@ def mount_command(
         bool, typer.Option("--replace", help="First unmount what is mounted at DIR, as umount does.")
     ] = False,
 ) -> None:
-    """Mount a Datastore as a directory. Changes that an earlier mount there could not upload are uploaded now."""
+    """Mount a Datastore as a directory. Changes that an earlier mount there could not upload are uploaded now.
+
+    Example: `datastore mount datastore.yaml photos ~/photos`
+    """
     manifest = load(file)
     datastore, place = choose(manifest, name, directory)
     options = mount_options(read_only, allow_other, transport, metrics, memory, uid, gid, umask)

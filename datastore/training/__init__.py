@@ -1,8 +1,10 @@
-"""Launches TrainingJobs: local/ runs them on this machine, cluster/ in Kubernetes; what both share is pure.
+"""Submits TrainingJobs to this machine or to a cluster, and observes them, from programs and notebooks.
 
 import datastore.training
-job = datastore.training.submit("job.yaml")
+job = datastore.training.submit("job.yaml")  # cluster=True: in the cluster of kubectl's context
 job.watch()
+
+Of the packages, local/ runs jobs on this machine, cluster/ in Kubernetes; what both share is pure.
 """
 
 from __future__ import annotations
@@ -22,3 +24,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(notebook, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Name these functions to help() and to the completion of a notebook, also before their first use."""
+    return [*globals(), *__all__]

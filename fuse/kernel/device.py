@@ -240,7 +240,7 @@ def busy(place: str) -> Busy:
     if below:
         return Busy(f"{place} is busy: {below[-1]} is mounted below it; unmount that first")
     if sys.platform == "linux" and (found := users(place)):
-        return Busy(f"{place} is busy: used by {', '.join(found)}")
+        return Busy(f"{place} is busy: used by {', '.join(found)}; close its files, and leave it in each shell (cd /)")
     return _UserNotFound(f"{place} is busy: used by a process of another user")
 
 

@@ -249,7 +249,9 @@ class Connection:
                     f" used: {_words(error)} (`ssh -v {self._where}` shows what is read)"
                 ) from error
             why = "no answer in time" if isinstance(error, TimeoutError) else _words(error)
-            raise Unreachable(f"{server} can't be reached: {why}") from error
+            raise Unreachable(
+                f"{server} can't be reached: {why} (check spec.sftp.host and port, and that sshd runs there)"
+            ) from error
         self._ssh, self._sftp, self._failure = ssh, sftp, None
         self.reconnects += 1
         if self.reconnects:

@@ -374,5 +374,5 @@ def _told(location: GlusterFSLocation, said: str) -> DatastoreError:
     if "failed to fetch volume file" in said:
         return NotFound(f"{names}: there is no volume {location.volume}, or it is not started")
     if "connect" in said:
-        return Unreachable(f"none of the servers {names} answers on port 24007")
+        return Unreachable(f"none of the servers {names} answers on port 24007: check spec.glusterfs.servers")
     return MountFailed(f"the GlusterFS client ended; its last words: {said.strip()[-300:] or 'none'}")

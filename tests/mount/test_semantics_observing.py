@@ -61,7 +61,7 @@ def test_the_same_numbers_in_status_top_and_the_endpoint(mount_with: Mounter) ->
         assert seen["process_resident_memory_bytes"] > 10 << 20
         short = mount.command("status", mount.path).stdout
         where = f"work\n  mounted at {mount.path}, from s3://{mount.bucket}/\n"
-        assert short.startswith(f"{where}  via s3: our own engine speaks S3\n  cache: ")
+        assert short.startswith(f"{where}  via s3: this program's own S3 client\n  cache: ")
         assert len(short.splitlines()) == 4
         shown = mount.command("status", "-v", mount.path).stdout
         assert "REQUESTS" in shown

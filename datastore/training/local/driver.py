@@ -209,7 +209,7 @@ class LocalDriver:
             names = [each.name for each in all_directories(namespace)]
             near = similar(name, names)
             some = f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''}"
-            hint = f"did you mean {near}?" if near else f"there are {some}" if names else "none is"
+            hint = f"did you mean {near}?" if near else f"it has {some}" if names else "it has none"
             raise NoSuchJob(f"there is no TrainingJob {name} on this machine; {hint}")
         return directory
 

@@ -97,7 +97,7 @@ class Namespaces:
 
         why = sandbox.find_program(run.command[0], search, self.working_dir, source_of)
         if why:
-            raise DatastoreError(f"{run.command[0]}: {why}")
+            raise DatastoreError(f"spec.command: {run.command[0]}: {why}")
 
     def command_line(self, run: Run) -> list[str]:
         """See Isolation."""

@@ -53,7 +53,11 @@ def spec(text: str) -> str:
             "{s3: {bucket: 5}}",
             "spec.s3.bucket must be text; YAML reads this as a number or a truth value, so put it in quotes",
         ),
-        ("{s3: [bucket]}", "spec.s3 must be a mapping of fields"),
+        ("{s3: [bucket]}", "spec.s3 must be a mapping of fields, such as {bucket: ...}"),
+        (
+            "{s3: {bucket: photos/cats}}",
+            "spec.s3.bucket must be a bucket's name alone, not 'photos/cats'; a prefix is a field of its own",
+        ),
         ("{s3: {bucket: [a]}}", "spec.s3.bucket must be text"),
         ("{s3: {bucket: ab}}", "spec.s3.bucket must have 3 to 63 characters, not 2"),
         (
@@ -112,7 +116,7 @@ def spec(text: str) -> str:
             "{nfs: {server: ' ', path: /a}}",
             "spec.nfs.server must be a host name or an address, without a scheme, a user, a port or a path",
         ),
-        ("{glusterfs: {servers: gfs1, volume: v}}", "spec.glusterfs.servers must be a list"),
+        ("{glusterfs: {servers: gfs1, volume: v}}", "spec.glusterfs.servers must be a list, such as [a, b]"),
         ("{glusterfs: {servers: [], volume: v}}", "spec.glusterfs.servers must have at least 1 item, not 0"),
         ('{readOnly: "true", local: {path: /a}}', "spec.readOnly must be true or false, without quotes"),
         (
@@ -354,6 +358,16 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path: Path, content: bytes | 
     with pytest.raises(InvalidManifest) as caught:
         load(path)
     assert str(caught.value) == f"{path}: {text}"
+
+
+def test_an_address_in_place_of_a_file_is_told_which_manifest_to_write() -> None:
+    with pytest.raises(InvalidManifest) as caught:
+        load("s3://photos/cats/")
+    told = str(caught.value)
+    manifest = parse(told[told.index("{apiVersion") :], "the advice")
+    wanted = manifest.pick().spec.s3
+    assert wanted is not None
+    assert (wanted.bucket, wanted.prefix) == ("photos", "cats/")
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:

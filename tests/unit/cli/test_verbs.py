@@ -262,7 +262,7 @@ def test_status_shows_what_the_server_says(cli: Cli, root: Path, mounted: Path) 
     told = json.loads(cli("status", "digits", "-o", "json").out)
     assert (told["state"], told["cache"], told["dirty"]) == ("mounted", {"bytes": 1536, "limit": 10 << 30}, [])
     short = f"digits\n  mounted at {mounted}, read-only, from s3://digits/\n"
-    short += "  via s3: our own engine speaks S3\n  cache: 1.5 KiB of 10 GiB\n"
+    short += "  via s3: this program's own S3 client\n  cache: 1.5 KiB of 10 GiB\n"
     assert cli("status", mounted).out == short
     text = cli("status", "-v", mounted).out
     assert "  cache: bytes 1.5 KiB, limit 10 GiB\n" in text
@@ -514,8 +514,8 @@ def test_a_crashed_mount_is_listed_with_what_it_had_not_uploaded(
 
 
 @pytest.mark.parametrize("verb", ["umount", "status", "warm"])
-def test_an_unknown_mount_is_reported_with_the_known_ones(cli: Cli, mounted: Path, verb: str) -> None:
-    line = f"error: other: no Datastore is mounted there or has this name; digits at {mounted}\n"
+def test_what_is_not_mounted_is_said_with_what_is(cli: Cli, mounted: Path, verb: str) -> None:
+    line = f"error: other: no Datastore is mounted there or has this name; `datastore list` shows digits at {mounted}\n"
     assert cli(verb, "other") == (1, "", line)
 
 

@@ -425,14 +425,12 @@ def test_a_name_that_is_wrong_is_told_with_those_that_there_are(directory: JobDi
     driver = LocalDriver()
     with pytest.raises(DatastoreError, match=r"no TrainingJob digts on this machine; did you mean digits\?$"):
         driver.observe("digts", "default")
-    with pytest.raises(DatastoreError, match=r"no TrainingJob other on this machine; there are digits$"):
+    with pytest.raises(DatastoreError, match=r"no TrainingJob other on this machine; it has digits$"):
         driver.observe("other", "default")
     for number in range(30):
         suspended = job("command: [sh], suspend: true", framework="none", name=f"a{number:02}")
         driver.create(suspended, parse("", "digits.yaml", wanted=""))
-    with pytest.raises(
-        DatastoreError, match=r"no TrainingJob other on this machine; there are a00, .*, a09 and 21 more$"
-    ):
+    with pytest.raises(DatastoreError, match=r"no TrainingJob other on this machine; it has a00, .*, a09 and 21 more$"):
         driver.observe("other", "default")
     for number in range(30):
         driver.delete(f"a{number:02}", "default")
