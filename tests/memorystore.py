@@ -172,6 +172,8 @@ class MemoryBucket:
     ) -> None:
         """keeps_both: whether `a` and `a/b` can both exist."""
         self.capabilities = capabilities or Capabilities()
+        self.longest_segment = 1024
+        """The longest part of a key between slashes that is taken, in bytes; no answer but a refusal tells of it."""
         self.keeps_both = keeps_both
         self.min_part_bytes = min_part_bytes
         self.lock = threading.RLock()
@@ -287,9 +289,9 @@ class MemoryStore:
         return handed_over((body, info), sink)
 
     def _check_key(self, key: str) -> None:
-        """Refuse a key that S3 refuses, or that a stricter server (capabilities) refuses."""
+        """Refuse a key that S3 refuses, or that a stricter server refuses."""
         check_key(key)
-        if max(map(len, key_bytes(key).split(b"/"))) > self.capabilities.max_key_segment_bytes:
+        if max(map(len, key_bytes(key).split(b"/"))) > self.bucket.longest_segment:
             raise KeyTooLong(f"{shown(key)[:80]}...: this server takes no name of that length", key=key)
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:

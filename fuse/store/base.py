@@ -173,8 +173,6 @@ class Capabilities:
 
     hides_below_files: bool = False
     """`a` and `a/b` can both exist, but no listing shows `a/b` then."""
-    max_key_segment_bytes: int = 1024
-    """The longest part of a key between slashes, in bytes (255 where each key is a file of a disk)."""
     max_new_segment_bytes: int = 1024
     """The longest part of a key between slashes that can be written and later replaced, in bytes."""
     unlisted_segment: str = ""

@@ -16,7 +16,6 @@ import pytest
 
 from datastore.api.source import S3Location, StaticCredentials
 from datastore.fuse.data import multipart
-from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.retrying import Retrier
 from datastore.fuse.store.s3 import open_s3
 from datastore.fuse.store.s3.transport import TransportLimits
@@ -139,8 +138,7 @@ class Wire:
     def mounted(self, budget_s: float) -> Iterator[LocalFs]:
         """A file system over the prefix, which ends when all is sent. budget_s: how long a call is tried again."""
         retrier = Retrier(first_delay_s=0.002, max_delay_s=0.02, budget_s=budget_s)
-        capabilities = Capabilities(max_key_segment_bytes=255)
-        store = open_s3(self._s3, capabilities=capabilities, retrier=retrier, limits=self._limits)
+        store = open_s3(self._s3, retrier=retrier, limits=self._limits)
         spec = spec_at(self._directory, self._s3, metadata_ttl_s=0.0)
         filesystem = build_filesystem(spec, store, loop=the_loop())
         try:

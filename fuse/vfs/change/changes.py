@@ -205,9 +205,7 @@ class Changes:
 
     def _fits(self, tail: str) -> bool:
         """Return whether the store takes a key segment of this length, also when a close replaces the object later."""
-        capabilities = self._core.store.capabilities
-        longest = min(capabilities.max_key_segment_bytes, capabilities.max_new_segment_bytes)
-        return len(key_bytes(tail.removesuffix("/"))) <= longest
+        return len(key_bytes(tail.removesuffix("/"))) <= self._core.store.capabilities.max_new_segment_bytes
 
     def _attributes(self, caller: Caller, directory: Directory, name: bytes, mode: int) -> Attributes:
         """Return the attributes of a new node: the caller's uid and gid, or the gid of a setgid directory."""

@@ -227,7 +227,7 @@ def test_the_name_of_the_hidden_directory_cannot_be_made(world: World, one: Clie
 @promise("S-38")
 def test_a_server_that_refuses_a_long_name(world: World, one: Client) -> None:
     """ENAMETOOLONG for every way to make it."""
-    world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
+    world.bucket.longest_segment = 255
     none_can_be_made(errno.ENAMETOOLONG, world, one, b"\xff" * 100)
     assert one.local.listdir() == [b"f"]
 
@@ -328,7 +328,7 @@ def test_links_of_other_tools(world: World, one: Client) -> None:
 @promise("S-09")
 def test_a_server_that_refuses_the_longer_name(world: World, one: Client, other: Client) -> None:
     """The link is then written as s3fs does, and read again; a rename writes no other form, it is ENAMETOOLONG."""
-    world.bucket.capabilities = Capabilities(max_key_segment_bytes=255)
+    world.bucket.longest_segment = 255
     name = "n" * 250
     one.local.symlink(b"target", name)
     assert world.all_keys() == [name]
