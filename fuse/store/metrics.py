@@ -99,10 +99,8 @@ class Silence:
 
 @dataclass
 class _Tally:
-    calls: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
-    seconds: float = 0.0
     slowest_s: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
@@ -121,10 +119,8 @@ class StoreMetrics:
         """Count a call that has ended; error is the class name of the exception that it raised."""
         with self._lock:
             tally = self._tallies[method]
-            tally.calls += 1
             tally.sent_bytes += sent
             tally.received_bytes += received
-            tally.seconds += seconds
             tally.slowest_s = max(tally.slowest_s, seconds)
             tally.buckets.add(max(0, int(seconds * 1e9)))
             if error:
@@ -142,7 +138,8 @@ class StoreMetrics:
             return {
                 method: {
                     **vars(tally),
-                    "seconds": round(tally.seconds, 6),
+                    "calls": sum(tally.buckets.buckets()),
+                    "seconds": round(tally.buckets.total_ns / 1e9, 6),
                     "slowest_s": round(tally.slowest_s, 6),
                     "errors": dict(tally.errors),
                     "retries": dict(tally.retries),
