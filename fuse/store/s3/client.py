@@ -101,7 +101,7 @@ class S3Store:
 
             def pour(headers: Mapping[str, str], length: int, offset: int, body: Body) -> None:
                 nonlocal info
-                if info is None or offset == 0:
+                if info is None:
                     info = describe_part(key, headers, length, byte_range)
                 sink(info, offset, body)
 
