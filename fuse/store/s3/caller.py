@@ -52,7 +52,7 @@ _PLACE = re.compile(
 
 
 class Caller:
-    """Sends requests to one bucket. follow: whether to follow it to its region; clock: seconds since the epoch."""
+    """Sends requests to one bucket. follow: whether to follow it to its region."""
 
     def __init__(
         self,
@@ -61,12 +61,10 @@ class Caller:
         connect: Callable[[Endpoint], Transport],
         *,
         follow: bool = True,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.credentials = credentials
         self.connect = connect
         self._follow = follow
-        self._clock = clock
         self._lock = threading.Lock()
         self.place = (endpoint, connect(endpoint))
         self._signer: Signer | None = None
@@ -120,7 +118,7 @@ class Caller:
             loop = running()
             keys = source.keys() if loop is None else await loop.lane(source.keys)
         if signer is None or (signer.endpoint, signer.keys) != (self.place[0], keys):
-            signer = self._signer = Signer(*self.place, keys, self._clock)
+            signer = self._signer = Signer(*self.place, keys, time.time)
         return signer
 
     async def _has_others(self, refusal: Refusal, keys: StaticCredentials) -> bool:
@@ -166,13 +164,13 @@ class Caller:
             access_key_id=keys.access_key_id,
             if_none_match="if-none-match" in request.headers,
             if_match="if-match" in request.headers and request.method in _WRITES,
-            skew_s=server_s - self._clock() if server_s else 0.0,
+            skew_s=server_s - time.time() if server_s else 0.0,
             proxy=f"{route.proxy.host}:{route.proxy.port}" if route.proxy and not route.secure else "",
         )
 
 
 class Signer:
-    """Signs requests to one endpoint with the same keys. Any thread may use it."""
+    """Signs requests to one endpoint with the same keys. Any thread may use it. clock: seconds since the epoch."""
 
     def __init__(
         self, endpoint: Endpoint, transport: Transport, keys: StaticCredentials, clock: Callable[[], float]
