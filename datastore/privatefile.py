@@ -16,8 +16,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file, or make it. The text is on the disk before the file has its name. Errors: OSError, which names the
-    file; nothing half-made stays."""
+    """Replace the file, or make it. The text is on the disk before the file has its name. Errors: OSError, which names
+    the file; nothing half-made stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

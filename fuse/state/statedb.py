@@ -222,7 +222,9 @@ class StateDb:
         """Record, before the request, that an upload will be created; return its note. With a full disk it is not
         recorded: what fills the disk must be sent. If all processes die then, nobody aborts the upload."""
         with suppress(OSError):
-            return UploadNote(self._execute("insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns)))
+            return UploadNote(
+                self._execute("insert into uploads(key, since_ns) values(?,?)", (as_stored(key), since_ns))
+            )
         return UploadNote(0)
 
     def upload_known(self, note: UploadNote, upload_id: UploadId) -> None:
