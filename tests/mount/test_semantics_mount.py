@@ -186,7 +186,7 @@ def test_when_no_server_follows(mount_with: Mounter, transport: str, died: str) 
 @pytest.mark.root_only
 def test_a_restart_with_a_full_disk_ends_when_the_new_server_serves(clean_environment: Path, versitygw: Server) -> None:
     """The supervisor can't write down then which server serves."""
-    machine = Mount(versitygw, new_bucket(versitygw), Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
+    machine = Mount(versitygw, new_bucket(versitygw), folder=Path(tempfile.mkdtemp(prefix="m", dir=clean_environment)))
     disk = machine.folder / "state"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
