@@ -230,7 +230,7 @@ class Changes:
         if isinstance(node, Directory):
             raise FSError(errno.EISDIR)
         async with self._core.tree.shared():
-            await self.ensure_marker(directory)
+            await ensure_marker(self._core, directory)
             async with node.lock:
                 key = node.key
                 async with self.removing(node), self._uploads.orphans.superseded(key):
@@ -311,7 +311,7 @@ class Changes:
         await replace_stand_in(self._core, node)
         async with self._core.tree.shared(), node.lock:
             await self.check_empty(node)
-            await self.ensure_marker(directory)
+            await ensure_marker(self._core, directory)
             await self._core.remove(node.key)
             self.take_out(node)
 
@@ -324,15 +324,11 @@ class Changes:
             node.forget_listing()
             raise FSError(errno.ENOTEMPTY)
 
-    async def ensure_marker(self, directory: Directory) -> None:
-        """Put the marker of a directory, which must outlive its last entry (S-02). The tree lock is held."""
-        if directory.marker or directory is self._core.nodes.root or directory.gone:
-            return
-        await _put_marker(self._core, directory)
 
-
-async def _put_marker(core: Core, directory: Directory) -> None:
-    """Give a directory its marker, unless it has one. The tree lock is held."""
+async def ensure_marker(core: Core, directory: Directory) -> None:
+    """Put the marker of a directory, which must outlive its last entry (S-02). The tree lock is held."""
+    if directory.marker or directory is core.nodes.root or directory.gone:
+        return
     metadata = to_metadata(directory.attributes)
     options = WriteOptions(metadata=metadata, content_type=DIRECTORY_TYPE, if_none_match=True)
     with suppress(AlreadyExists):
@@ -356,5 +352,5 @@ async def replace_stand_in(core: Core, directory: Directory) -> None:
             # versitygw cannot have both objects.
             await core.store.delete(key, if_match=found.etag)
             core.known.forget(key)
-        await _put_marker(core, directory)
+        await ensure_marker(core, directory)
         parent.stand_ins.pop(directory.tail[:-1], None)

@@ -31,7 +31,7 @@ from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import Copies, Copy, copy_object
 from ..upload.uploads import Uploads
-from .changes import Changes, replace_stand_in
+from .changes import Changes, ensure_marker, replace_stand_in
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
@@ -70,8 +70,14 @@ class Renames:
         target = await self._target(source, target_directory, new_name, flags)
         if target is source:
             return
-        if target is not None:
-            await self._check_target(source, target, flags)
+        if target is not None and flags & NOREPLACE:
+            raise FSError(errno.EEXIST)
+        if isinstance(target, Directory):
+            if not isinstance(source, Directory):
+                raise FSError(errno.EISDIR)
+            await self._changes.check_empty(target)
+        elif target is not None and isinstance(source, Directory):
+            raise FSError(errno.ENOTDIR)
         for each in (source, target, target_directory):
             if isinstance(each, Directory):
                 await replace_stand_in(self._core, each)
@@ -104,16 +110,6 @@ class Renames:
                 self._vacated(old, name)
                 new.forget_listing()
 
-    async def _check_target(self, source: Node, target: Node, flags: int) -> None:
-        if flags & NOREPLACE:
-            raise FSError(errno.EEXIST)
-        if isinstance(target, Directory):
-            if not isinstance(source, Directory):
-                raise FSError(errno.EISDIR)
-            await self._changes.check_empty(target)
-        elif isinstance(source, Directory):
-            raise FSError(errno.ENOTDIR)
-
     # -- files
 
     async def _rename_file(
@@ -122,7 +118,7 @@ class Renames:
         core = self._core
         tail = segment_of(name) + (LINK_SUFFIX if source.listed_kind == stat.S_IFLNK else "")
         old_directory, new_key = self._keys(source, directory, tail)
-        await self._changes.ensure_marker(old_directory)  # the directory outlives its last entry (S-02)
+        await ensure_marker(core, old_directory)  # the directory outlives its last entry (S-02)
         async with AsyncExitStack() as locks:
             for node in sorted((n for n in (source, target) if n is not None), key=lambda n: n.ino):
                 await locks.enter_async_context(node.lock)
@@ -250,8 +246,8 @@ class Renames:
             raise FSError(errno.EINVAL)
         if self._uploads.orphans.waits_for(new_prefix, below=True):
             raise FSError(errno.ENOTEMPTY, "unsent files of an earlier run belong there: see `datastore unsent`")
-        await self._changes.ensure_marker(old_directory)
-        await self._changes.ensure_marker(source)
+        await ensure_marker(core, old_directory)
+        await ensure_marker(core, source)
         move = NodeRecord(source.ino, directory.ino, stat.S_IFDIR, tail, name)
         copies = Copies(core, old_prefix, new_prefix)
         listing = core.loop.spawn(core.store.list_page(old_prefix))
@@ -291,9 +287,9 @@ class Renames:
             return
         staged = node.staged
         if staged is not None and staged.dirty:
-            staged.copied(copy.original, node.key, copy.etag)
+            staged.copied(copy.original, node.key, copy.result.etag)
         elif node.etag == copy.original:
-            self._adopt_version(node, node.key, WriteResult(copy.etag, copy.mtime_ns))
+            self._adopt_version(node, node.key, copy.result)
         else:
             facts.doubted(node)
 

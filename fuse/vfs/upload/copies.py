@@ -58,8 +58,7 @@ class Copy(NamedTuple):
     """A copy that was made of version `original` of an object."""
 
     original: ETag
-    etag: ETag
-    mtime_ns: int
+    result: WriteResult
 
 
 class Copies:
@@ -141,12 +140,11 @@ class Copies:
     async def _copy(self, found: ListedObject, *, keep_newer: bool) -> None:
         new_key = self._new_key(found)
         if keep_newer and (there := await self._superseding(found, new_key)) is not None:
-            self.made[new_key] = Copy(found.etag, there.etag, there.mtime_ns)
+            self.made[new_key] = Copy(found.etag, WriteResult(there.etag, there.mtime_ns))
             return
         version = ObjectVersion(found.key, found.etag, found.size)
         self._begun[new_key] = found
-        result = await copy_object(self._core, version, new_key)
-        self.made[new_key] = Copy(found.etag, result.etag, result.mtime_ns)
+        self.made[new_key] = Copy(found.etag, await copy_object(self._core, version, new_key))
 
     async def _superseding(self, found: ListedObject, new_key: str) -> ObjectInfo | None:
         """Return the object at the new key if it is the copy, or is newer than the original and than the rename."""

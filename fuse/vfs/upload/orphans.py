@@ -228,7 +228,7 @@ class OrphanedUploads:
                 if name not in self.files:
                     continue
                 if copy is not None:
-                    staged.copied(copy.original, key, copy.etag)
+                    staged.copied(copy.original, key, copy.result.etag)
                 self._core.db.record_unsent(row_of(staged, key, left.to.options)._replace(unsynced=left.unsynced))
                 self.files[name] = left._replace(to=left.to._replace(key=key))
 
