@@ -143,8 +143,7 @@ class Reader:
     async def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
         """Bring the whole version into the disk cache; return whether all is there now (False: no room). Idempotent.
         progress(n): called when n more bytes are there. Errors: StoreError."""
-        step = max(1, version.size if version.size <= readahead.WHOLE_BYTES else readahead.RANGE_BYTES)
-        left = on_grid(0, version.size, step)
+        left = on_grid(0, version.size, readahead.RANGE_BYTES)
 
         async def fill() -> None:
             with closing(left):  # ends the other tasks too, when one fails or finds no room
@@ -156,7 +155,8 @@ class Reader:
                     if progress is not None:
                         progress(stop - start)
 
-        await all_of([self.loop.spawn(fill()) for _ in range(min(-(-version.size // step), readahead.FETCH_LIMIT))])
+        ranges = -(-version.size // readahead.RANGE_BYTES)
+        await all_of([self.loop.spawn(fill()) for _ in range(min(ranges, readahead.FETCH_LIMIT))])
         return await self.loop.on_disk(self._cache.present, version)
 
     def give(self, version: ObjectVersion, body: bytes) -> None:

@@ -128,14 +128,10 @@ class StagedFile:
         return gaps
 
     def put(self, offset: int, content: bytes) -> None:
-        """Write bytes of the base where nothing is present; the caller then updates `present`, in the loop's thread."""
+        """Write bytes of the base; ranges that were written since their fetch began stay as they are. The caller then
+        updates `present`, in the loop's thread."""
         for start, stop in self.present.missing(offset, offset + len(content)):
             write_fully(self.fd, memoryview(content)[start - offset : stop - offset], start)
-
-    def fill(self, offset: int, content: bytes) -> None:
-        """Write bytes of the base into the file; ranges that were written since their fetch began stay as they are."""
-        self.put(offset, content)
-        self.present.add(offset, offset + len(content))
 
     def read(self, offset: int, size: int) -> bytes:
         """Return bytes, which must all be present or zero; none beyond the end."""
@@ -182,12 +178,6 @@ class StagedFile:
         self.appended = False
         self.dirty_ranges.truncate(size)
         self.dirty = True
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range of a few MiB at most zero (hole punching); keep the size. missing_for_write() must be empty."""
-        length = min(length, self.size - offset)
-        if length > 0:
-            self.write(offset, bytes(length))
 
     def uploaded(self, version: ObjectVersion) -> None:
         """Note that the store has exactly this content now: `version` is the base of all that is not present."""

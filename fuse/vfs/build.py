@@ -21,7 +21,7 @@ from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
 from ..data.reader import Reader
-from ..loop import Future, Loop
+from ..loop import Loop
 from ..state.attributes import AttributeMemory
 from ..state.listings import SavedListings
 from ..state.nodelog import NodeLog
@@ -30,7 +30,7 @@ from ..state.removed import RemovedFiles
 from ..state.statedb import StateDb
 from ..store.base import ObjectStore
 from ..store.retrying import RetryingStore
-from ..store.s3 import CredentialSource, StaticSource, find_source, open_s3, probe
+from ..store.s3 import StaticSource, find_source, open_s3, probe
 from .filesystem import DatastoreFilesystem
 from .opened.handles import restore_nodes
 from .tree import facts
@@ -44,6 +44,8 @@ from .warm import warm
 log = logging.getLogger(__name__)
 LEFT_S = 20.0
 """How long a new mount waits, in seconds, until what an earlier one has left is sent; the supervisor waits for 60 s."""
+_LOOK_S = 0.005
+"""The pause between two checks whether that has ended, in seconds."""
 
 
 class MountedStore:
@@ -127,18 +129,13 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     location = s3_of(spec)
     capabilities = None if resumed else probe(location, deadline_s=4.0, writable=not spec.read_only)
     keys = find_source(location)
+    identity = token_hex()
+    with suppress(CredentialsInvalid):  # the keys are not known yet
+        identity = keys.identity()
     full = spec.attributes == "full"
     store = open_s3(location, capabilities=capabilities, keys=keys, list_metadata=full)
-    filesystem = build_filesystem(spec, store, loop=Loop(), resumed=resumed, reader=_identity(keys))
+    filesystem = build_filesystem(spec, store, loop=Loop(), resumed=resumed, reader=identity)
     return MountedStore(filesystem, spec, store, keys if isinstance(keys, StaticSource) else None)
-
-
-def _identity(keys: CredentialSource) -> str:
-    """Return an id of the credentials that the mount reads with; a random id while they are not known."""
-    try:
-        return keys.identity()
-    except CredentialsInvalid:
-        return token_hex()
 
 
 def s3_of(spec: MountSpec) -> S3Location:
@@ -253,14 +250,7 @@ async def _recover(core: Core, filesystem: DatastoreFilesystem, *, resumed: bool
 
 async def _in_time(loop: Loop, sending: Coroutine[Any, Any, list[str]]) -> list[str]:
     """Return what a coroutine returns, or nothing after LEFT_S; then it continues in the background."""
-    over: Future[None] = Future()
-
-    def end() -> None:
-        if not over.done:
-            over.set_result(None)
-
-    task = loop.background(sending)
-    task.on_done(end)
-    loop.later(LEFT_S, end)
-    await over
+    task, until = loop.background(sending), loop.clock() + LEFT_S
+    while not task.done and loop.clock() < until:
+        await loop.sleep(_LOOK_S)
     return task.result() if task.done else []

@@ -60,7 +60,10 @@ class Walks:
         walk = parent.walk = parent.walk or Walk()
         if not walk.follow(parent, directory.tail, started, self._remote.ttl(parent)):
             return None
-        listing = await self._arrived(directory, walk.awaited(directory.tail))
+        for one in walk.awaited(directory.tail):
+            with suppress(StoreError):  # a reader that needs the page asks again, and gets the error
+                await self._remote.settle(*await one.page)
+        listing = self._remote.fresh_listing(directory)
         if listing is not None:
             return listing
         await self._ask(parent, walk, walk.starts(directory.tail))
@@ -72,15 +75,6 @@ class Walks:
             page = self._core.loop.spawn(self._page(parent, walk, stands, start))
             walk.coming.append(Coming(first, last, page))
         return listing
-
-    async def _arrived(self, directory: Directory, coming: list[Coming]) -> Listing | None:
-        """Apply prefetched pages; return the directory's listing if it is fresh then."""
-        for one in coming:
-            try:
-                await self._remote.settle(*await one.page)
-            except StoreError:
-                continue  # a reader that needs the page asks again, and gets the error
-        return self._remote.fresh_listing(directory)
 
     async def confirm(self, directories: list[Directory]) -> None:
         """Request again the pages that listed these siblings, if there are at most half as many."""

@@ -280,10 +280,10 @@ class Files:
         """Set a range inside the size to zero, in steps of _ZEROS_AT_ONCE; other tasks may run in between."""
         at, stop = offset, min(offset + length, staged.size)
         while at < stop:
-            step = min(stop - at, _ZEROS_AT_ONCE - at % _ZEROS_AT_ONCE)
-            staged.zero(at, step)
-            self._core.passthrough.write(node.ino, at, bytes(step))
-            at += step
+            zeros = bytes(min(stop - at, _ZEROS_AT_ONCE - at % _ZEROS_AT_ONCE))
+            staged.write(at, zeros)
+            self._core.passthrough.write(node.ino, at, zeros)
+            at += len(zeros)
             await self._core.loop.pause()
 
     # -- closing

@@ -144,7 +144,7 @@ def restore_nodes(core: Core) -> None:
     """Restore the nodes that the kernel may still ask for; the store is asked about each when it is used.
 
     A directory comes before its entries, and these come in the order of the log: of two nodes with one name, the one
-    that was logged last has it (NodeTable.restore).
+    that was logged last has it. The kernel has at least one reference to each.
     """
     entries: defaultdict[int, list[NodeRecord]] = defaultdict(list)
     for record in core.nodelog.load().values():
@@ -155,7 +155,8 @@ def restore_nodes(core: Core) -> None:
         for record in entries.pop(parent.ino, ()):
             attributes = core.settings.defaults.of(record.kind, core.clock.time_ns())
             listed = Listed(record.kind, record.tail)
-            node = core.nodes.restore(Ino(record.ino), parent, record.name, listed, attributes)
+            node = core.nodes.add(parent, record.name, listed, attributes, Ino(record.ino))
+            node.nlookup, node.pinned = 1, True
             if isinstance(node, Directory):
                 directories.append(node)
 

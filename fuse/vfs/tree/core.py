@@ -133,7 +133,7 @@ class Core:
     def rewrite_nodelog(self) -> None:
         """Rewrite the log of node ids, with only the nodes that the kernel has a reference to."""
         nodes = [node for node in self.nodes.by_ino.values() if node.nlookup]
-        # When two nodes had one name, the one that is gone must come first (NodeTable.restore).
+        # When two nodes had one name, the one that is gone must come first (restore_nodes() in vfs/opened/handles.py).
         self.nodelog.rewrite(_records(sorted(nodes, key=lambda node: not node.gone)))
         self.nodes.dropped = []
 

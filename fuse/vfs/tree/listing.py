@@ -181,12 +181,7 @@ def listing_of(
     for tail in directories:
         if tail not in hidden:
             listing.entries[_free(listing.entries, name_of(tail[:-1], directory=True))] = Listed(stat.S_IFDIR, tail)
-    _add_files(listing.entries, files)
-    return listing
-
-
-def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject]]) -> None:
-    links = []
+    entries, links = listing.entries, []
     for tail, found in files:
         if tail.endswith(LINK_SUFFIX) and len(tail) > len(LINK_SUFFIX):
             links.append((tail, found))
@@ -199,6 +194,7 @@ def _add_files(entries: dict[bytes, Listed], files: list[tuple[str, ListedObject
             entries[own] = _listed(stat.S_IFREG, tail, found)
         else:
             entries[name] = _listed(stat.S_IFLNK, tail, found)
+    return listing
 
 
 def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
@@ -216,7 +212,7 @@ def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple
 
 
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
-    """Show this mount's entry `own` under its name; a file or link that had it gets another, as in _add_files()."""
+    """Show this mount's entry `own` under its name; a file or link that had it gets another, as in listing_of()."""
     displaced = entries.pop(name, None)
     for other in (name + BESIDE_DIRECTORY, name.removesuffix(BESIDE_DIRECTORY)):
         if other in entries and entries[other].tail == own.tail:

@@ -300,7 +300,7 @@ class NodeTable:
     def add(
         self, parent: Directory, name: bytes, listed: Listed, attributes: Attributes, ino: Ino | None = None
     ) -> Node:
-        """Make the node of a name; a node that has the name loses it."""
+        """Make the node of a name; a node that has the name loses it. ino: the id that it had in an earlier server."""
         if name in parent.children:
             self.detach(parent.children[name])
         make = Directory if listed.kind == stat.S_IFDIR else Node
@@ -308,14 +308,6 @@ class NodeTable:
         self.grown += 1
         self.used.setdefault(parent.ino, parent)
         self.by_ino[node.ino] = parent.children[name] = node
-        return node
-
-    def restore(self, ino: Ino, parent: Directory, name: bytes, listed: Listed, attributes: Attributes) -> Node:
-        """Make a node that an earlier server had, and return it; the kernel has at least one reference to it. When two
-        nodes have one name, the one that is restored last gets it.
-        """
-        node = self.add(parent, name, listed, attributes, ino)
-        node.nlookup, node.pinned = 1, True
         return node
 
     def detach(self, node: Node) -> None:

@@ -8,7 +8,6 @@ something else takes more than its share, the limits are tightened.
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,8 +17,6 @@ from ...loop import Task
 from ...ops import Held
 from .core import Core
 from .nodes import Directory
-
-log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 NODE_BYTES = 900
@@ -106,10 +103,7 @@ class MemoryReclaimer:
             self._looking = self._core.loop.background(self._look())
 
     async def _look(self) -> None:
-        try:
-            await self.look(resident_bytes())
-        except OSError as error:
-            log.error(f"the memory could not be checked: {error}")
+        await self.look(resident_bytes())
 
     async def look(self, resident: int) -> None:
         """Check once, and drop what exceeds its share. resident: the process's resident size in bytes."""

@@ -92,11 +92,10 @@ class Walk:
         elif at != self._last:
             self.streak = 1
         pace_s = (now - self._last_at) / max(1, abs(at - self._last))
-        soon = int(min(ttl_s * _SOON / max(pace_s, 1e-6), _PAGE_KEYS))
-        self._soon = soon
-        self.max_keys = max(1, min(_PAGE_KEYS, int((soon + 1) * self.keys_each)))
+        self._soon = int(min(ttl_s * _SOON / max(pace_s, 1e-6), _PAGE_KEYS))
+        self.max_keys = max(1, min(_PAGE_KEYS, int((self._soon + 1) * self.keys_each)))
         self.step, self._last, self._last_at = step, at, now
-        return self.streak >= _STREAK and soon >= _STREAK
+        return self.streak >= _STREAK and self._soon >= _STREAK
 
     def starts(self, tail: str) -> list[str]:
         """Return the tails after which the pages to request begin; first the page that lists this directory. Empty when

@@ -254,9 +254,9 @@ class Delivery:
             content = await self._fetch(staged, start, stop)
             if len(content) > SMALL:
                 await self._core.loop.on_disk(staged.put, start, content)
-                staged.present.add(start, start + len(content))
             else:
-                staged.fill(start, content)
+                staged.put(start, content)
+            staged.present.add(start, start + len(content))
 
     async def read(self, staged: StagedFile, offset: int, size: int) -> bytes:
         """Read a file, and fetch what it lacks: into the file, or for this read only if the disk is full (S-50).

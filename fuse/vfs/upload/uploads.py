@@ -58,7 +58,10 @@ class Uploads:
         this mount has unsent bytes or a directory under the name by now.
         """
         if node.cut_off:
-            self._take_back(node)
+            if not self._core.nodes.reattach(node):
+                raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
+            if node.parent is not None:
+                self._core.notifier.inval_entry(node.parent.ino, node.name)
         staged = node.staged
         if staged is None:
             staged = self._make(node)
@@ -82,13 +85,6 @@ class Uploads:
         node.staged = staged
         core.nodes.staged.add(node)
         return staged
-
-    def _take_back(self, node: Node) -> None:
-        core = self._core
-        if not core.nodes.reattach(node):
-            raise FSError(errno.ESTALE, "another client took the name of this file, and it is in use here")
-        if node.parent is not None:
-            core.notifier.inval_entry(node.parent.ino, node.name)
 
     def record(self, node: Node, *, lasting: bool = False) -> None:
         """Update the journal's row of a node. lasting: prepare it for the next db.sync(), to outlive a power cut."""

@@ -24,6 +24,12 @@ def base_of(size: int) -> bytes:
     return bytes(1 + (place * 31 + place // 251) % 255 for place in range(size))
 
 
+def fill(staged: StagedFile, start: int, content: bytes) -> None:
+    """Write bytes of the base into a file, as Delivery does."""
+    staged.put(start, content)
+    staged.present.add(start, start + len(content))
+
+
 class StagedMachine(RuleBasedStateMachine):
     """Writes, cuts, zeroes, uploads and deaths; after each step every byte is the model's."""
 
@@ -48,10 +54,10 @@ class StagedMachine(RuleBasedStateMachine):
         self.model = bytearray(self.base)
 
     def fill(self, gaps: list[tuple[int, int]]) -> None:
-        """As Uploads.fill does it."""
+        """As Uploads.fill() does it."""
         for start, stop in gaps:
             assert stop <= len(self.base)
-            self.file.fill(start, self.base[start:stop])
+            fill(self.file, start, self.base[start:stop])
 
     @rule(offset=sizes, content=st.binary(min_size=1, max_size=BLOCK + 2))
     def write(self, offset: int, content: bytes) -> None:
@@ -72,9 +78,9 @@ class StagedMachine(RuleBasedStateMachine):
     @rule(offset=sizes, length=st.integers(1, MOST))
     def zero(self, offset: int, length: int) -> None:
         self.fill(self.file.missing_for_write(offset, length))
-        self.file.zero(offset, length)
         stop = min(offset + length, len(self.model))
         if offset < stop:
+            self.file.write(offset, bytes(stop - offset))
             self.model[offset:stop] = bytes(stop - offset)
 
     @rule(offset=sizes, size=st.integers(1, MOST))
@@ -161,7 +167,7 @@ def test_what_was_written_meanwhile_stays(path: Path) -> None:
     """A range that arrives late does not overwrite newer bytes."""
     staged = StagedFile(path, version(BLOCK), 0)
     staged.write(0, b"new")
-    staged.fill(0, b"o" * BLOCK)
+    fill(staged, 0, b"o" * BLOCK)
     assert staged.read(0, 5) == b"newoo"
     assert staged.complete
     staged.close(remove=True)
@@ -174,7 +180,7 @@ def test_a_short_read_leaves_whole_blocks(path: Path) -> None:
     staged = StagedFile(path, version(len(base)), 0)
     assert staged.missing(BLOCK + 5, BLOCK + 6) == [(BLOCK, 2 * BLOCK)]
     assert staged.missing(2 * BLOCK, 2 * BLOCK + 1) == [(2 * BLOCK, 2 * BLOCK + 5)]
-    staged.fill(BLOCK, base[BLOCK : 2 * BLOCK])
+    fill(staged, BLOCK, base[BLOCK : 2 * BLOCK])
     staged.close(remove=False)
     left = StagedFile.recovered(path, version(len(base)), len(base), 0)
     assert left.read(BLOCK, BLOCK) == base[BLOCK : 2 * BLOCK]
