@@ -83,7 +83,7 @@ Attack = Callable[[Talk], None]
 
 def head_of(status: int, *headers: str) -> bytes:
     """Status line and headers with their end."""
-    return "\r\n".join([f"HTTP/1.1 {status} X", f"Date: {DATE}", *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([f"HTTP/1.1 {status} X", f"Date: {formatdate(usegmt=True)}", *headers, "", ""]).encode("latin-1")
 
 
 def entry(key: str = "file", size: object = 10, etag: str = ETAG) -> bytes:

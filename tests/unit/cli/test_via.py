@@ -26,7 +26,7 @@ def record(location: str, in_kernel: Literal["", "bind", "nfs"] = "bind") -> Mou
 @pytest.mark.parametrize(
     ("location", "transport", "why"),
     [
-        ("s3://b/", "s3", "our own engine"),
+        ("s3://b/", "s3", "own S3 client"),
         ("sftp://h/a", "sftp", "SSH server"),
         ("glusterfs://g/v", "glusterfs", "GlusterFS's own client"),
         ("local:/a", "bind", "another place"),
