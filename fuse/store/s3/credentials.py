@@ -139,7 +139,7 @@ class ChainSource:
         with self._lock:
             if self._found is None:
                 chain = self._session.get_component("credential_provider")
-                chain.get_provider("custom-process")._popen = Helper
+                chain.get_provider("custom-process")._popen = Helper  # botocore itself sets no limit
                 self._found = chain.load_credentials()
             if self._found is None:
                 raise CredentialsInvalid(_NONE_FOUND)

@@ -145,14 +145,14 @@ class Renames:
 
     async def _move_back(self, source: Node, directory: Directory, old: NodeRecord, before: ObjectVersion) -> None:
         """Undo the rename of a file whose object may not be removed; its copy goes, if that may be removed."""
-        core, copied = self._core, source.key
+        core, copied = self._core, source.version()
         core.nodes.move(source, directory, old.name, old.tail)
         core.log_nodes((source,))
         self._adopt_version(source, before.key, WriteResult(before.etag, source.mtime_ns))
         facts.doubted(source)
         with suppress(StoreError):
             if await core.head(before.key) is not None:
-                await core.remove(copied)
+                await core.store.delete(copied.key, if_match=copied.etag)
 
     async def _move_content(self, source: Node, target: Node | None, new_key: str, intent: Intent) -> None:
         """Make the object at the new key: by an upload if the source has unsent bytes, else by a copy.
