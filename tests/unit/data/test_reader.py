@@ -325,7 +325,8 @@ def test_another_attempt_of_a_get_brings_only_what_was_missing(
     store = Attempts()
     reader = Reader(store, cache, the_loop())
     assert resolve(reader.fetch(store.add("big", BODY), 0, 6 * MIB)) == BODY[: 6 * MIB]
-    assert written == [number * MIB for number in range(6)]
+    eventually(lambda: len(written) >= 6)  # the last block may still be on its way to the disk
+    assert sorted(written) == [number * MIB for number in range(6)]
     check(reader)
 
 

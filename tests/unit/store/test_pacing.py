@@ -48,10 +48,10 @@ def test_what_is_sent_one_after_the_other_keeps_the_rate() -> None:
 
 @promise("S-195")
 def test_who_waits_at_once_shares_the_rate(wait: Wait) -> None:
-    pace, began = UploadPace(10_000), time.monotonic()
+    pace, began = UploadPace(2_500), time.monotonic()
     with ThreadPoolExecutor(5) as threads:
         assert sum(threads.map(lambda _: wait(pace.take(500)), range(5))) >= 4, "all but the first one waited"
-    assert 0.2 <= time.monotonic() - began < PATIENCE_S
+    assert 0.8 <= time.monotonic() - began < PATIENCE_S
 
 
 @promise("S-195")
