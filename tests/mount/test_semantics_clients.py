@@ -237,6 +237,7 @@ def test_a_handle_that_read_nothing_goes_on_with_the_new_version(pair: Pair, not
         name = f"file{number}"
         pair.area.put(name, first)
         settle()
+        pair.area.put(name, first)  # an object that has just changed is not fetched whole at its lookup (S-152)
         with (pair.there / name).open("rb", buffering=0) as file:
             pair.area.put(name, body)
             if noticed:

@@ -725,7 +725,7 @@ def test_a_job_that_is_not_there_does_not_keep_the_others_from_being_deleted(lap
     done = laptop.run("job", "delete", "first", "missing", "last", "-o", "json")
     assert done.returncode == ExitCode.ERROR
     assert [each["name"] for each in json.loads(done.stdout)] == ["first", "last"]
-    assert "error: there is no TrainingJob missing on this machine; there are last\n" in done.stderr
+    assert "error: there is no TrainingJob missing on this machine; it has last\n" in done.stderr
     assert json.loads(laptop.run("job", "list", "-o", "json").stdout) == []
 
 
