@@ -39,7 +39,7 @@ from .textformat import Sample
 
 log = logging.getLogger(__name__)
 
-_MODULES = {"PYTHONPATH": ourprocess.module_path()}
+_ENVIRONMENT = {"PYTHONPATH": ourprocess.module_path()}
 MOUNTSTATS = Path("/proc/self/mountstats")
 MOUNT_TIMEOUT_S = 45.0
 UNMOUNT_TIMEOUT_S = 45.0
@@ -175,7 +175,7 @@ class KernelMounter:
             place=spec.mountpoint,
             given=nfsmount.request(spec, from_here=False).encode(),
             timeout_s=MOUNT_TIMEOUT_S,
-            environment=_MODULES,
+            environment=_ENVIRONMENT,
         )
         return nfsmount.version_in(output)
 
@@ -205,7 +205,7 @@ class KernelMounter:
             self._missing_until_s = now + MISSING_AGAIN_S
             with suppress(DatastoreError):  # the kernel has no NFS, or the command took too long
                 command = [sys.executable, "-m", "datastore.nfsclient"]
-                self._commands.run(command, place="the kernel's NFS client", environment=_MODULES)
+                self._commands.run(command, place="the kernel's NFS client", environment=_ENVIRONMENT)
                 return True
         return in_this_kernel()
 

@@ -429,17 +429,18 @@ def _credentials(observed: Observed, was: Sequence[Raw]) -> Finding:
 
 
 _JUDGED = ("observedGeneration", "phase", "conditions")
+"""The fields of a status that are told anew each time."""
 
 
 def _described(observed: Observed, before: Raw) -> JSON:
     """Return the status without phase, generation and conditions; what was not found out this time stays as it was."""
     effective, facts = observed.effective, observed.facts
+    if effective is None:
+        return {name: value for name, value in before.items() if name not in _JUDGED}
     theirs = _volume_of_another_driver(observed)
     # What was found out about another driver's volume does not hold for a volume that replaces it.
     names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
     kept: JSON = {name: before[name] for name in (*names, "storageClassName", "provisionedBy") if name in before}
-    if effective is None:
-        return {name: before[name] for name in before if name not in _JUDGED}
     existing = effective.spec.claim.name if effective.spec.claim else None
     described: JSON = {
         **kept,

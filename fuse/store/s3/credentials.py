@@ -27,10 +27,10 @@ _LOOKUP_TIMEOUT_S = 2
 """Timeout for STS, SSO and the container endpoint: they are local or near, and a mount must be refused within 5 s."""
 _METADATA_TIMEOUT_S = 1
 LOOK_AGAIN_S = 5.0
-HELPER_S = 30.0
+PROCESS_S = 30.0
 """How long a credential_process may take; it may ask a person."""
 _KILLED_S = 1.0
-_HUNG = f"credential_process of the AWS configuration has not ended within {HELPER_S:.0f} s"
+_HUNG = f"credential_process of the AWS configuration has not ended within {PROCESS_S:.0f} s"
 _NONE_FOUND = (
     "no credentials found: the environment, AWS profiles, SSO, web identity, container and instance metadata were"
     " asked; name a credentialsSecret in the manifest, or run `aws configure`"
@@ -139,31 +139,31 @@ class ChainSource:
         with self._lock:
             if self._found is None:
                 chain = self._session.get_component("credential_provider")
-                chain.get_provider("custom-process")._popen = Helper  # botocore itself sets no limit
+                chain.get_provider("custom-process")._popen = CredentialProcess  # botocore itself sets no limit
                 self._found = chain.load_credentials()
             if self._found is None:
                 raise CredentialsInvalid(_NONE_FOUND)
             return self._found
 
 
-class Helper(subprocess.Popen[bytes]):
-    """A credential_process. It is killed after HELPER_S, and for LOOK_AGAIN_S after that none is started: every call of
-    the mount may wait for it, one after the other."""
+class CredentialProcess(subprocess.Popen[bytes]):
+    """A credential_process. It is killed after PROCESS_S, and for LOOK_AGAIN_S after that none is started: every call
+    of the mount may wait for it, one after the other."""
 
     hung_at: ClassVar[float] = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Errors: OSError."""
-        if time.monotonic() - Helper.hung_at < LOOK_AGAIN_S:
+        if time.monotonic() - CredentialProcess.hung_at < LOOK_AGAIN_S:
             raise TimeoutError(_HUNG)
         super().__init__(*args, **options)
 
     def communicate(self, input: bytes | None = None, timeout: float | None = None) -> tuple[bytes, bytes]:
         """Return what it printed. Errors: TimeoutError."""
         try:
-            return super().communicate(input, HELPER_S if timeout is None else timeout)
+            return super().communicate(input, PROCESS_S if timeout is None else timeout)
         except subprocess.TimeoutExpired:
-            Helper.hung_at = time.monotonic()
+            CredentialProcess.hung_at = time.monotonic()
             self.kill()
             with suppress(subprocess.TimeoutExpired):
                 super().communicate(timeout=_KILLED_S)

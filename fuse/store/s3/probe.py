@@ -46,7 +46,7 @@ def probe(location: S3Location, *, writable: bool, deadline_s: float = 5.0) -> C
 
     Errors, each naming what is wrong and holding the server's words: CredentialsInvalid, AccessDenied, BucketNotFound,
     WrongRegion (only when the location names a region), ClockSkew, Unreachable, DeadlineExceeded, InvalidRequest.
-    It returns or raises within deadline_s, even when a name server or credential helper hangs.
+    It returns or raises within deadline_s, even when a name server or a credential_process hangs.
     """
     stage = _LOOKING
     limits = TransportLimits(connections=1, connect_s=deadline_s / 2, idle_s=deadline_s, call_s=deadline_s)

@@ -17,7 +17,7 @@ from datastore.fuse.store.s3 import credentials
 from datastore.fuse.store.s3.credentials import (
     LOOK_AGAIN_S,
     ChainSource,
-    Helper,
+    CredentialProcess,
     StaticSource,
     chain_session,
     find_source,
@@ -125,8 +125,8 @@ def test_a_helper_that_hangs_is_ended_and_not_started_again_at_once(
     empty_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many calls that wait for keys get the error together."""
-    monkeypatch.setattr(credentials, "HELPER_S", 0.5)
-    monkeypatch.setattr(Helper, "hung_at", Helper.hung_at)
+    monkeypatch.setattr(credentials, "PROCESS_S", 0.5)
+    monkeypatch.setattr(CredentialProcess, "hung_at", CredentialProcess.hung_at)
     pids = empty_home / "pids"
     helper_profile(empty_home, f"import os, time; print(os.getpid(), file=open({str(pids)!r}, 'a')); time.sleep(600)\n")
     for _ in range(5):
