@@ -32,6 +32,7 @@ from tests.cluster.layout import (
     Layout,
     Record,
     load_record,
+    locked,
     node_root,
     recorded,
     tool_path,
@@ -397,9 +398,10 @@ def down(name: str) -> None:
 
 def sweep() -> None:
     """End the clusters of test sessions that were killed. Errors: ClusterError."""
-    for record in recorded():
-        if record.owner_pid and started_at(record.owner_pid) != record.owner_started:
-            down(record.name)
+    with locked(tools_dir().parent / "sweep.lock"):
+        for record in recorded():
+            if record.owner_pid and started_at(record.owner_pid) != record.owner_started:
+                down(record.name)
 
 
 def _end(pid: int, started: float) -> None:

@@ -6,7 +6,6 @@ named by the hash of everything that went into it, so an unchanged image is not 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -15,11 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.layout import REPOSITORY
+from tests.cluster.layout import REPOSITORY, locked
 from tests.servers import tools_dir
 
 IMAGE = "localhost/kube-datastore:latest"
@@ -82,8 +80,7 @@ TRAINER = Recipe(TRAIN_IMAGE, REPOSITORY / "examples" / "digits", ("requirements
 def image_archive(recipe: Recipe = PROJECT) -> Path:
     """The image as a docker archive, built if there is none of these sources. Errors: ImageError."""
     folder = tools_dir().parent / "images"
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         archive = folder / f"{recipe.archive}-{_hash_of(_context_files(recipe), _base_key(), recipe.image)[:16]}.tar"
         if archive.exists():
             archive.touch()
@@ -108,8 +105,7 @@ def suite_image() -> Path:
     Errors: ImageError.
     """
     folder = tools_dir().parent / "images"
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    with locked(folder / "lock"):
         _need_builder()
         storage, archive = _storage(folder), folder / "suite.tar"
         _make_base(storage)
@@ -223,13 +219,6 @@ def _run(*argv: str, **environment: str) -> str:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-25:])
         raise ImageError(f"{' '.join(argv[:2])} … {argv[-1]}: exit {done.returncode}\n{tail}")
     return done.stdout.strip()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def main() -> None:

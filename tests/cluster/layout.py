@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -124,6 +127,15 @@ class Record:
         fresh = layout.record.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(self)))
         fresh.replace(layout.record)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process has this file locked, and lock it; several tiers of tests run at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def recorded() -> list[Record]:
