@@ -10,6 +10,7 @@ says otherwise), else InvalidRequest. Their texts contain the server's message.
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -162,22 +163,24 @@ class KubeClient:
 def of_context(environment: Mapping[str, str], namespace: str = "") -> KubeClient:
     """Return a client for kubectl's current context (KUBECONFIG, else ~/.kube/config), else with the pod's own login.
     namespace '': the one of the context or the pod. Errors: DatastoreError when there is no usable login."""
-    from kubernetes import config
+    path = os.path.expanduser(environment.get("KUBECONFIG") or "~/.kube/config")
+    wrong = f"there is no {path}"
+    if any(map(os.path.exists, path.split(os.pathsep))):  # without a cluster, nobody waits for the library
+        from kubernetes import config
 
-    try:
-        # The path is passed, because the library read the variable when it was imported.
-        path = environment.get("KUBECONFIG") or None
-        _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        configuration = _configuration()
-        config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        inside = in_cluster(environment)
-        if inside is None:
-            raise DatastoreError(f"no cluster is configured for you: {error} (KUBECONFIG, ~/.kube/config)") from None
-        inside.namespace = namespace or inside.namespace
-        return inside
-    space = namespace or active["context"].get("namespace") or DEFAULT_NAMESPACE
-    return KubeClient(_client(configuration), space, deadline_s=COMMAND_DEADLINE_S)
+        try:
+            _, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
+            configuration = _configuration()
+            config.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            space = namespace or active["context"].get("namespace") or DEFAULT_NAMESPACE
+            return KubeClient(_client(configuration), space, deadline_s=COMMAND_DEADLINE_S)
+        except config.ConfigException as error:
+            wrong = str(error)
+    inside = in_cluster(environment)
+    if inside is None:
+        raise DatastoreError(f"no cluster is configured for you: {wrong} (KUBECONFIG, ~/.kube/config)")
+    inside.namespace = namespace or inside.namespace
+    return inside
 
 
 def in_cluster(environment: Mapping[str, str], account: Path = ACCOUNT) -> KubeClient | None:

@@ -59,7 +59,8 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(version_option)
-    for verb in arguments[:1] if arguments and arguments[0] in VERBS else VERBS:
+    first = [each.removeprefix("--") for each in arguments[:1]]  # `--version` needs what `version` needs
+    for verb in first if VERBS.keys() & first else VERBS:
         module, _, name = VERBS[verb].partition(":")
         found = getattr(import_module(f"datastore.cli.{module}"), name)
         if isinstance(found, typer.Typer):

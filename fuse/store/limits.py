@@ -38,6 +38,7 @@ def check_key(key: str) -> None:
 
 def check_metadata(key: str, metadata: Mapping[str, str]) -> None:
     """Errors: MetadataTooLarge."""
-    size = sum(len(name) + len(value) for name, value in user_metadata(metadata).items())
+    kept = user_metadata(metadata)
+    size = len("".join((*kept, *kept.values())))
     if size > MAX_METADATA_BYTES:
         raise MetadataTooLarge(f"{shown(key)}: {size} bytes of user metadata, S3 takes {MAX_METADATA_BYTES}", key=key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,16 +33,12 @@ def api() -> Iterator[PlayedApi]:
 
 
 @pytest.fixture
-def client(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubeClient:
-    return logged_in(api.kubeconfig(tmp_path), monkeypatch)
+def client(api: PlayedApi, tmp_path: Path) -> KubeClient:
+    return logged_in(api.kubeconfig(tmp_path))
 
 
-def logged_in(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, namespace: str = "") -> KubeClient:
-    from kubernetes.config import kube_config
-
-    # The library reads the variable when it is imported.
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-    return of_context({}, namespace)
+def logged_in(kubeconfig: Path, namespace: str = "") -> KubeClient:
+    return of_context({"KUBECONFIG": str(kubeconfig)}, namespace)
 
 
 def test_an_object_is_found_in_the_contexts_namespace_or_another(api: PlayedApi, client: KubeClient) -> None:
@@ -49,7 +48,7 @@ def test_an_object_is_found_in_the_contexts_namespace_or_another(api: PlayedApi,
     assert api.authorization == "Bearer of-the-user"
 
 
-def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_tls(tmp_path: Path) -> None:
     """By an authority that writes no key identifiers, as those of old clusters; from Python 3.13 on that is refused by
     default."""
     identity = Authority(tmp_path).issue("api", HERE)
@@ -57,7 +56,7 @@ def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         api.objects[f"{TEAM}/digits"] = {"spec": {}}
 
         def found(**trust: object) -> object:
-            return logged_in(api.kubeconfig(tmp_path, trust=trust), monkeypatch).get(DATASTORES, "digits")
+            return logged_in(api.kubeconfig(tmp_path, trust=trust)).get(DATASTORES, "digits")
 
         known = {"certificate-authority": str(identity.authority)}
         assert found(**known) == {"spec": {}}
@@ -106,11 +105,9 @@ def test_a_refusal_has_the_servers_words(
     assert len(api.asked) == 1, "nothing is tried again here"
 
 
-def test_an_unreachable_server_is_reported_at_once(
-    client: KubeClient, api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_server_is_reported_at_once(client: KubeClient, api: PlayedApi, tmp_path: Path) -> None:
     api.url = "http://127.0.0.1:9"
-    nowhere = logged_in(api.kubeconfig(tmp_path), monkeypatch)
+    nowhere = logged_in(api.kubeconfig(tmp_path))
     with pytest.raises(Unreachable, match=r"the API server does not answer: .*Connection refused"):
         nowhere.get(NODES, "n")
 
@@ -120,14 +117,14 @@ def test_a_pods_http_answer_is_returned_as_text(api: PlayedApi, client: KubeClie
     assert client.text("/api/v1/namespaces/s/pods/p:9808/proxy/metrics") == "up 1\n"
 
 
-def test_a_login_by_a_program_is_used(api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_by_a_program_is_used(api: PlayedApi, tmp_path: Path) -> None:
     """As those of cloud providers."""
     program = tmp_path / "login"
     given = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "given"}}'
     program.write_text(f"#!/bin/sh\necho '{given}'\n")
     program.chmod(0o755)
     run = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "args": []}
-    client = logged_in(api.kubeconfig(tmp_path, exec=run), monkeypatch, "mine")
+    client = logged_in(api.kubeconfig(tmp_path, exec=run), "mine")
     assert client.list(PODS) == []
     assert (api.authorization, api.asked[0][1]) == ("Bearer given", "/api/v1/namespaces/mine/pods?limit=500")
 
@@ -147,15 +144,32 @@ def test_a_pod_logs_in_with_its_service_account(api: PlayedApi, tmp_path: Path) 
     assert client.namespace == "system"
 
 
-def test_a_token_that_cannot_be_sent_is_not_shown(
-    api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = logged_in(api.kubeconfig(tmp_path, token="CANARY\n"), monkeypatch)
+def test_a_token_that_cannot_be_sent_is_not_shown(api: PlayedApi, tmp_path: Path) -> None:
+    client = logged_in(api.kubeconfig(tmp_path, token="CANARY\n"))
     with pytest.raises(CredentialsInvalid, match="one line") as refused:
         client.get(NODES, "n")
     assert "CANARY" not in str(refused.value)
 
 
-def test_without_any_cluster_it_says_where_one_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DatastoreError, match=r"no cluster is configured for you: .* \(KUBECONFIG, ~/.kube/config\)"):
-        logged_in(tmp_path / "missing", monkeypatch)
+def test_without_any_cluster_it_says_where_one_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        DatastoreError, match=r"no cluster is configured for you: .*missing \(KUBECONFIG, ~/.kube/config"
+    ):
+        logged_in(tmp_path / "missing")
+
+
+def test_the_login_of_the_home_directory_is_the_default(
+    api: PlayedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".kube").mkdir()
+    api.kubeconfig(tmp_path).rename(tmp_path / ".kube/config")
+    assert of_context({}).namespace == "team"
+
+
+def test_on_a_machine_without_a_cluster_the_library_is_not_loaded(tmp_path: Path) -> None:
+    """It takes a third of a second, for which each `datastore job` on a laptop would wait."""
+    code = "import sys; from datastore.cli.app import run; run(['job', 'list']); print('kubernetes' in sys.modules)"
+    alone = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path), "KUBECONFIG": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=alone, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n"), done.stdout
