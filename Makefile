@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 
-.PHONY: help setup setup-bench setup-frameworks e2e-training e2e-nfs setup-ssh setup-glusterfs setup-examples tools cluster-tools demo check test long e2e-laptop e2e-cluster e2e-models cluster-up cluster-down image bench soak mutants docs proto clean
+.PHONY: help setup setup-all setup-bench setup-frameworks e2e-training e2e-nfs setup-ssh setup-glusterfs setup-examples tools cluster-tools demo check test long e2e-laptop e2e-cluster e2e-models cluster-up cluster-down image bench soak mutants docs proto clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -25,8 +25,12 @@ demo: setup ## train on digits kept in an embedded S3, through a mount
 check: setup ## lint, types, layers, spelling, packaging
 	@$(PY) tests/run_tiers.py check
 
-test: setup-frameworks setup-ssh setup-glusterfs setup-examples tools cluster-tools ## every tier, as root and as a plain user; prints which ran
+# Downloads take most of the time on a fresh machine, so three of these run at once.
+test: ## every tier, as root and as a plain user; prints which ran
+	@$(MAKE) --no-print-directory -j3 setup-all
 	@$(PY) tests/run_tiers.py
+
+setup-all: cluster-tools tools setup-frameworks setup-ssh setup-glusterfs setup-examples
 
 long: setup-bench setup-ssh tools cluster-tools ## hours: fsx of 100,000 operations (20,000 over NFS and SFTP), the soak of 20 minutes, 100 kills, Kubernetes' own tests; LONG=TIER for one
 	@$(PY) tests/run_tiers.py --long $(LONG)
