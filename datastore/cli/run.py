@@ -85,7 +85,8 @@ def run_command(
         try:
             for datastore, mountpoint in chosen:
                 say_credentials(manifest, datastore)
-                records.append(lifecycle.mount(manifest, datastore, mountpoint, options, watch))
+                record = lifecycle.mount(manifest, datastore, mountpoint, options, watch, ends_with_us=True)
+                records.append(record)
             watch.check()
             code = run_to_the_end(command, watch)
         except BaseException:
@@ -107,15 +108,12 @@ def run_to_the_end(
     watch: SignalWatch,
     variables: Mapping[str, str] | None = None,
     begun: str = "",
-    *,
-    ends_with_us: bool = False,
 ) -> int:
-    """Run a command and pass signals on; return its exit code, 128 + N after signal N. variables: extra environment.
-    begun: what the user is told once the command has started. ends_with_us: the command gets SIGTERM when this process
-    dies."""
-    before = ourprocess.end_with_parent if ends_with_us else None
+    """Run a command and pass signals on; return its exit code, 128 + N after signal N. The command gets SIGTERM if this
+    process is killed. variables: extra environment. begun: what the user is told once the command has started."""
+    environment = {**os.environ, **(variables or {})}
     try:
-        process = subprocess.Popen(command, env={**os.environ, **(variables or {})}, preexec_fn=before)
+        process = subprocess.Popen(command, env=environment, preexec_fn=ourprocess.end_with_parent)
     except FileNotFoundError as error:
         # The error names the command, even if what is missing is the interpreter of a script.
         fail(f"{error.filename or command[0]}: no such command")

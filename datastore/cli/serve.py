@@ -127,7 +127,7 @@ def _run(
                 begun = (
                     f"the server of {model}:{number} ({manifest.digest}) has started, for port {port}; Ctrl-C ends it"
                 )
-                code = run_to_the_end(server.command, watch, variables, begun, ends_with_us=True)
+                code = run_to_the_end(server.command, watch, variables, begun)
             finally:
                 ended = unmount_all([record], watch)
     finally:

@@ -33,8 +33,10 @@ def _say(line: dict[str, object]) -> None:
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
-def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None) -> int:
-    """Make the mount, keep it, and return the exit code."""
+def run(
+    builder: str, guard: Guard | None, down_limit_s: float, first: ServerProcess | None, parent_pid: int = 0
+) -> int:
+    """Make the mount, keep it, and return the exit code. parent_pid: see Supervisor."""
     held = None
     try:
         text, held = guard.asked() if guard else (sys.stdin.read(MAX_SPEC_BYTES), None)
@@ -49,6 +51,7 @@ def run(builder: str, guard: Guard | None, down_limit_s: float, first: ServerPro
             supervisor: Supervisor = GlusterSupervisor(spec, guard, first)
         else:
             supervisor = Supervisor(spec, builder or BUILDERS[spec.source.kind], guard, down_limit_s, first)
+        supervisor.parent_pid = parent_pid
         if held is not None:
             supervisor.adopt(held)
         else:
@@ -91,11 +94,12 @@ def main(arguments: list[str], first: ServerProcess | None = None) -> NoReturn:
     parser.add_argument("--ends-with-parent", action="store_true", help="end the mount when our parent dies")
     options = parser.parse_args(arguments)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING | {signal.SIGCHLD, UPGRADE})
-    if options.ends_with_parent:
+    parent_pid = os.getppid() if options.ends_with_parent else 0
+    if parent_pid:
         ourprocess.end_with_parent()
     with suppress(OSError):  # already the leader of a session or a group
         os.setsid()
     os.umask(0o077)
     logs.setup()
     guard = Guard(options.guard) if options.guard >= 0 else None
-    sys.exit(run(options.builder, guard, options.down_limit, first))
+    sys.exit(run(options.builder, guard, options.down_limit, first, parent_pid))

@@ -88,6 +88,8 @@ class Supervisor:
         self.restarts = 0
         self.mounted = False
         self.ending = False
+        self.parent_pid = 0
+        """The process with whose death the mount ends, unless it had detached the mount; 0 when there is none."""
 
     def _process(self) -> ServerProcess:
         """Start a server; on a cluster's node, where this supervisor has a guard, with fewer rights than its own."""
@@ -336,8 +338,13 @@ class Supervisor:
         """Wait until a signal comes or the time is over, and note what the signal asks for."""
         taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
         if taken is not None:
-            self.ending |= taken.si_signo in ENDING
+            self.ending |= taken.si_signo in ENDING and not self._is_detached_by(taken.si_pid)
             self.upgrading |= taken.si_signo == UPGRADE
+
+    def _is_detached_by(self, sender: int) -> bool:
+        """Return whether a signal only says that our parent has ended, after it had detached the mount from its users:
+        they continue, and the mount ends with the last of them."""
+        return sender == self.parent_pid and not device.is_mounted(self.spec.mountpoint)
 
     # -- what others see
 

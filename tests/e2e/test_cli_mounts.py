@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from tests.patience import eventually
+from tests.promises import promise
 from tests.servers import Server, boto_client, make_bucket
 from tests.tools.mounting import COMMAND, Client, manifest, mounted_below
 
@@ -207,6 +209,21 @@ def test_run_passes_on_the_exit_code_and_uploads(place: Place) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     assert "a.txt" in place.stored()
     assert not place.directory.exists()
+
+
+@promise("S-192")
+def test_what_a_killed_run_started_ends(place: Place) -> None:
+    """The command, which can still save, and the mount, which uploads that."""
+    body = f"cd {place.directory}; trap 'echo saved > late; exit' TERM; echo $$ > started; while :; do sleep 0.1; done"
+    process = place.start("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
+    eventually(lambda: content(place.directory / "started").strip())
+    pid = int(content(place.directory / "started"))
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    eventually(lambda: not psutil.pid_exists(pid), "the command has ended")
+    eventually(lambda: mounted_below(place.directory.parent) == [], "the mount has ended")
+    assert {"started", "late"} <= set(place.stored())
+    assert place.run("list", "-o", "json").stdout == "[]\n"
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.4, 0.8, 1.2, 1.6, 2.5, None])

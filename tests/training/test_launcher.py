@@ -394,18 +394,22 @@ def test_what_a_finished_job_could_not_upload_is_told_with_the_way_to_it(laptop:
 
 
 @promise("S-333")
-def test_a_job_whose_launcher_was_killed_while_its_storage_fails_is_shown_and_uploads_the_rest(laptop: Laptop) -> None:
+def test_a_job_whose_launcher_was_killed_while_its_storage_fails_says_what_is_not_uploaded(laptop: Laptop) -> None:
     submitted_whose_bucket_vanishes(laptop, "orphan", "sleep 600")
     kill_launcher("orphan")
+    eventually(lambda: gone(laptop, "orphan"), patience_s=PATIENCE_S)
     listed = laptop.run("job", "list", "-o", "json")
     assert listed.returncode == 0, listed.stderr
     (found,) = json.loads(listed.stdout)
     assert found["status"]["phase"] == "Failed"
-    assert "its launcher was killed, or this machine went down; not all is uploaded: " in found["status"]["message"]
-    assert "/orphan/mounts/out is still mounted: " in found["status"]["message"]
-    make_bucket(laptop.server, laptop.out)
-    assert laptop.run("job", "delete", "orphan").returncode == 0
-    assert "late" in laptop.stored()
+    message = found["status"]["message"]
+    assert "its launcher was killed, or this machine went down; not all is uploaded: " in message
+    assert "/orphan/mounts/out: not mounted any more, but not uploaded: 1 changed file; kept on disk; " in message
+    way = re.search(r"`datastore unsent --save DIR (\S+)`", message)
+    assert way, message
+    assert laptop.run("unsent", "--save", laptop.directory / "saved", way[1]).returncode == 0
+    assert (laptop.directory / "saved/late").read_text() == "precious\n"
+    assert laptop.run("unsent", "--discard", "late", way[1]).returncode == 0
 
 
 @pytest.mark.parametrize(("verb", "code"), [(("delete", "lost"), ExitCode.UNSYNCED), (("prune", "--since", "0s"), 0)])
@@ -561,6 +565,7 @@ def test_a_killed_launcher_takes_its_processes_along_and_is_told(laptop: Laptop)
     )
     eventually(lambda: len(pids_of(laptop, "headless")) >= 2, patience_s=PATIENCE_S)
     kill_launcher("headless")
+    eventually(lambda: gone(laptop, "headless"), patience_s=PATIENCE_S)
     found = laptop.until("headless", "Failed")
     assert "its launcher was killed, or this machine went down" in found["status"]["message"]
     assert gone(laptop, "headless")

@@ -190,7 +190,7 @@ def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"datastore-{datastore.name}-"))
         place = os.path.join(place, datastore.name)
         watch = stack.enter_context(watching())
-        record = lifecycle.mount(manifest, datastore, place, MountOptions(), watch)
+        record = lifecycle.mount(manifest, datastore, place, MountOptions(), watch, ends_with_us=True)
         stack.callback(unmounting.unmount, record, say=note)
         yield LocalLocation(path=place)
 

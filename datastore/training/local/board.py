@@ -41,7 +41,8 @@ def log_directory(name: str, namespace: str, datastore: str, path: str, watch: S
         yield mountpoint / path
         return
     own = directory.mountpoint(f"{datastore}-tensorboard")
-    record = lifecycle.mount(manifest, found, str(own), MountOptions(read_only=True), watch)
+    options = MountOptions(read_only=True)
+    record = lifecycle.mount(manifest, found, str(own), options, watch, ends_with_us=True)
     try:
         yield own / path
     finally:

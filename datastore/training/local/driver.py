@@ -307,11 +307,11 @@ def _lost(directory: JobDirectory) -> LocalState:
     if lock is None:
         return directory.read_state()
     try:
-        left = "what it had written to its Datastores is there"
         try:
-            _sweep(directory, time.monotonic() + LOST_TIMEOUT_S)
+            unsynced = _sweep(directory, time.monotonic() + LOST_TIMEOUT_S)
         except DatastoreError as error:
-            left = f"not all is uploaded: {error}"
+            unsynced = str(error)
+        left = f"not all is uploaded: {unsynced}" if unsynced else "what it had written to its Datastores is there"
         state, now = directory.read_state(), datetime.now(UTC)
         why = directory.read_failure()
         reason = "LauncherFailed" if why else "LauncherLost"
@@ -349,20 +349,28 @@ def _mounts_of(directory: JobDirectory) -> list[MountRecord]:
     return [each for each in all_records() if each.mountpoint.startswith(below)]
 
 
-def _sweep(directory: JobDirectory, deadline: float) -> None:
-    """Remove what a dead launcher left: containers, processes, cgroups and mounts. Most processes ended with the
-    launcher; a save does not, nor a bwrap that was just starting, which would wait for its parent forever.
-    deadline: until when (time.monotonic()) uploads are waited for. Errors: DatastoreError when something is still
-    mounted then."""
+def _sweep(directory: JobDirectory, deadline: float) -> str:
+    """Remove what a dead launcher left: containers, processes, cgroups and mounts. Return what could not be uploaded,
+    or ''. Most processes ended with the launcher; a save does not, nor a bwrap that was just starting, which would wait
+    for its parent forever. deadline: until when (time.monotonic()) the mounts may take to end by themselves, with their
+    uploads. Errors: DatastoreError when something is still mounted then."""
     if run := directory.read_state().run:
         processes.end_with_variable("DATASTORE_RUN", run, KILL_TIMEOUT_S)
     cgroups.parents(f"{directory.path.parent.name}-{directory.name}").remove()
     if engine := directory.read_engine():
         Container(engine=engine, shown={}, working_dir=None).sweep(f"{directory.path.parent.name}-{directory.name}")
+    while any(each.pids for each in _mounts_of(directory)) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    unsynced = []
     for record in _mounts_of(directory):
-        with suppress(DatastoreError):
+        try:
             unmounting.unmount(record, timeout_s=max(1.0, deadline - time.monotonic()))
+        except Unsynced as error:
+            unsynced.append(str(error))
+        except DatastoreError:
+            continue  # check_unmounted() names what is still mounted
     directory.check_unmounted()
+    return "; ".join(unsynced)
 
 
 class _Lines:

@@ -1,8 +1,9 @@
 """Runs one job on this machine, from its mounts to its evidence, for `datastore job submit --local`.
 
 The launcher needs no terminal and outlives its parent. If it is killed, bwrap ends the replicas (PR_SET_PDEATHSIG), the
-kernel releases the flocks of the GPUs and of the job's directory, and the user's next command that looks at the job
-removes the rest, as mounts and containers. The launcher reads several times a second what commands want (wanted.json).
+kernel releases the flocks of the GPUs and of the job's directory, the mounts upload what is left and end, and the
+user's next command that looks at the job removes the rest, as containers. The launcher reads several times a second
+what commands want (wanted.json).
 """
 
 from __future__ import annotations
@@ -213,7 +214,9 @@ class Launcher:
             return source
         mountpoint = self.directory.mountpoint(datastore.name)
         options = MountOptions(read_only=read_only, allow_other=for_others and os.geteuid() != 0)
-        self._mounts.append(lifecycle.mount(self._manifest, datastore, str(mountpoint), options, self.watch))
+        place = str(mountpoint)
+        mounted = lifecycle.mount(self._manifest, datastore, place, options, self.watch, ends_with_us=True)
+        self._mounts.append(mounted)
         return mountpoint
 
     def _framework_files(self) -> dict[str, Shown]:
