@@ -3,51 +3,40 @@
 The launcher needs no terminal and outlives its parent. If it is killed, bwrap ends the replicas (PR_SET_PDEATHSIG), the
 kernel releases the flocks of the GPUs and of the job's directory, the mounts upload what is left and end, and the
 user's next command that looks at the job removes the rest, as containers. The launcher reads several times a second
-what commands want (wanted.json).
+what commands want (wanted.json). mounts.py and setup.py do what comes before the replicas start.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import random
-import secrets
 import shutil
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
-from datastore.api.datastore import Datastore
-from datastore.api.manifest import Manifest
-from datastore.api.resolve import MountOptions
-from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, TrainingJobStatus, role_of
-from datastore.errors import DatastoreError, InvalidManifest
-from datastore.mounting import lifecycle, unmounting, waiting
+from datastore.api.trainingjob import TrainingJob, TrainingJobStatus
+from datastore.errors import DatastoreError
 from datastore.mounting.errors import Unsynced
-from datastore.mounting.records import MountRecord
 from datastore.mounting.signals import SignalWatch
 from datastore.training.conditions import with_condition
 from datastore.training.evidence import Evidence
-from datastore.training.frameworks import FRAMEWORKS
-from datastore.training.frameworks.base import FILES
-from datastore.training.local import cgroups, gpus, processes, sandbox
+from datastore.training.local import cgroups, gpus, processes
 from datastore.training.local.cgroups import Limits
-from datastore.training.local.isolation import Container, Isolation, Namespaces, Run, find_engine
+from datastore.training.local.isolation import Isolation, Namespaces, Run
 from datastore.training.local.logcopies import LogCopies
+from datastore.training.local.mounts import Mounts
 from datastore.training.local.records import JobDirectory, LocalState, Submitter
 from datastore.training.local.replica import Replica
-from datastore.training.local.sandbox import Shown
 from datastore.training.local.saving import save
+from datastore.training.local.setup import Setup, free_port
 from datastore.training.policy import Finish, Release, Restart, RunPolicy, Seen, State, counts, decide, policy_of
 from datastore.training.results import tensorboard_arguments
-from datastore.training.topology import Address, Task, Topology, topology_of
-from datastore.training.variables import check_roles, command_of, of_task
-from datastore.units import exact_quantity, parse_quantity
+from datastore.training.topology import Task
+from datastore.training.variables import check_roles
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +49,6 @@ TICK_S = 0.2
 SAMPLE_S = 0.5
 CHECK_S = 5.0
 """How often the launcher checks whether the mounts' storage answers."""
-_FIRST_PORT, _LAST_PORT = 20_000, 32_000
-"""Ports of tasks: below those of outgoing connections (net.ipv4.ip_local_port_range begins at 32768)."""
-
 
 _EndPhase = Literal["Succeeded", "Failed", "Suspended"]
 
@@ -99,8 +85,9 @@ class Launcher:
     job: TrainingJob = field(init=False)
     _status: TrainingJobStatus = field(init=False)
     _replicas: list[Replica] = field(default_factory=list)
+    _mounts: Mounts = field(init=False)
+    _setup: Setup = field(init=False)
     _notes: list[str] = field(default_factory=list)
-    _mounts: list[MountRecord] = field(default_factory=list)
     _claim: gpus.Claim = field(default_factory=gpus.Claim)
     _cgroups: cgroups.Parents = field(default_factory=cgroups.Parents)
     _traffic: processes.Traffic = field(default_factory=processes.Traffic)
@@ -108,30 +95,26 @@ class Launcher:
     _copies: LogCopies | None = None
     _board: Replica | None = None
     _restarts: int = 0
-    _token: str = field(default_factory=lambda: secrets.token_hex(32))
-    _run: str = field(default_factory=lambda: secrets.token_hex(8))
-    _manifest: Manifest = field(init=False)
-    _topology: Topology = field(init=False)
     _policy: RunPolicy = field(init=False)
     _isolation: Isolation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._mounts = Mounts(self.directory, self.watch)
 
     # The three steps.
 
     def prepare(self) -> None:
         """Mount the Datastores, and check all that can be checked now. Errors: DatastoreError, Interrupted."""
         self.job = self.directory.load_job()
-        self._manifest = self.directory.load_manifest()
         self._status = TrainingJobStatus.model_validate({"phase": "Pending", "restarts": 0})
-        self._new_topology()
-        check_roles(self.job, self._topology.tasks)
-        self._policy = policy_of(self.job.spec, self._topology)
-        engine = find_engine() if self.submitter.container else ""
-        shown = self._mount(engine)
-        shown |= self._framework_files()
-        self._isolation = self._isolated(shown, engine)
-        if not engine:
+        self._setup = Setup(self.directory, self.submitter, self.job, self.directory.load_manifest(), self._note)
+        topology = self._setup.topology
+        check_roles(self.job, topology.tasks)
+        self._policy = policy_of(self.job.spec, topology)
+        self._isolation = self._setup.isolate(self._mounts)
+        if isinstance(self._isolation, Namespaces):
             self._cgroups = cgroups.parents(f"{self.job.namespace}-{self.job.name}")
-            if self._cgroups.why_not and any(self._limits(task) != Limits() for task in self._topology.tasks):
+            if self._cgroups.why_not and any(self._setup.limits(task) != Limits() for task in topology.tasks):
                 self._note(f"the limits of spec.resources are not kept here: {self._cgroups.why_not}")
         self._replicas = [
             Replica(
@@ -140,21 +123,12 @@ class Launcher:
                 isolation=self._isolation,
                 group=self._cgroups.group(task.name),
             )
-            for task in self._topology.tasks
+            for task in topology.tasks
         ]
-        for replica in self._replicas:
-            run = self._run_of(replica)
-            if isinstance(self._isolation, Namespaces):
-                try:
-                    self._isolation.check(run)
-                except DatastoreError as error:
-                    hint = "; --local runs this machine's programs, --container those of the image" if run.image else ""
-                    where = f"TrainingJob {self.job.name}: the command of {replica.task.name}"
-                    raise DatastoreError(f"{where}: {error}{hint}") from None
-            elif not run.image:
-                raise InvalidManifest(f"TrainingJob {self.job.name}: spec.image is missing, which --container runs")
+        for task in topology.tasks:
+            self._setup.check(task, self._isolation)
         if (place := self.job.spec.logs) is not None:
-            folder = self._place(place.datastore, place.path) / self.job.name
+            folder = self._mounts.place(place.datastore, place.path) / self.job.name
             self._copies = LogCopies({each.log_path: folder / each.log_path.name for each in self._replicas})
         self._condition("DatastoresReady", True, "Mounted", "")
         self._record()
@@ -173,152 +147,15 @@ class Launcher:
         self._end(self._replicas)
         self._claim.release()
         with suppress(DatastoreError):
-            self._unmount(force=True)
+            self._mounts.unmount(force=True)
         self._cgroups.remove()
-
-    # Before anything runs.
-
-    def _new_topology(self) -> None:
-        """Rebuild the topology, with a free loopback port for each task."""
-        taken: set[int] = set()
-
-        def address(task: Task) -> Address:
-            taken.add(port := _free_port(taken))
-            return Address(host="127.0.0.1", port=port)
-
-        self._topology = topology_of(self.job.name, self.job.spec, address, one_host=True)
-
-    def _mount(self, engine: str) -> dict[str, Shown]:
-        shown: dict[str, Shown] = {}
-        wanted = self.job.spec.datastores
-        writers = {each.name for each in wanted if not each.read_only}
-        roots: dict[str, Path] = {}
-        for name in dict.fromkeys(each.name for each in wanted):
-            datastore = self._manifest.pick(name, self.job.namespace)
-            roots[name] = self._mounted(datastore, read_only=name not in writers, for_others=engine == "docker")
-        for each in wanted:
-            source = roots[each.name] / each.sub_path
-            if each.sub_path and not each.read_only:
-                source.mkdir(parents=True, exist_ok=True)
-            if not source.is_dir() or not source.resolve().is_relative_to(roots[each.name].resolve()):
-                where = f"TrainingJob {self.job.name}: spec.datastores"
-                raise InvalidManifest(f"{where}: Datastore {each.name} has no directory {each.sub_path}")
-            shown["/" + each.path.strip("/")] = Shown(source=str(source), read_only=each.read_only)
-        return shown
-
-    def _mounted(self, datastore: Datastore, *, read_only: bool, for_others: bool) -> Path:
-        if datastore.spec.local:
-            source = Path(datastore.spec.local.path)
-            if not source.is_dir():
-                raise InvalidManifest(f"Datastore {datastore.name}: spec.local.path {source} is not a directory")
-            return source
-        mountpoint = self.directory.mountpoint(datastore.name)
-        options = MountOptions(read_only=read_only, allow_other=for_others and os.geteuid() != 0)
-        place = str(mountpoint)
-        mounted = lifecycle.mount(self._manifest, datastore, place, options, self.watch, ends_with_us=True)
-        self._mounts.append(mounted)
-        return mountpoint
-
-    def _framework_files(self) -> dict[str, Shown]:
-        made = FRAMEWORKS[self.job.spec.framework].files(self._topology)
-        for name, text in made.items():
-            path = self.directory.files / name
-            path.write_text(text)
-            path.chmod(0o755)
-        return {FILES: Shown(source=str(self.directory.files), read_only=True)} if made else {}
-
-    def _isolated(self, shown: dict[str, Shown], engine: str) -> Isolation:
-        wanted = self.job.spec.working_dir
-        self._check_working_dir(shown, engine)
-        if engine:
-            self.directory.write_engine(engine)
-            container = Container(engine=engine, shown=shown, working_dir=wanted)
-            container.check()
-            return container
-        working_dir = wanted or self.submitter.directory
-        if wanted and sandbox.to_source(wanted, shown) == wanted and not os.path.isdir(wanted):
-            shown[wanted] = Shown(source=self.submitter.directory)
-            self._note(f"{self.submitter.directory} is shown at {wanted}, because this machine has no spec.workingDir")
-        plan = sandbox.planned(shown, sandbox.Machine())
-        for path in plan.made:
-            try:
-                Path(path).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise DatastoreError(
-                    f"TrainingJob {self.job.name}: the directory {path} can't be made on this machine: "
-                    f"{error.strerror}; choose another path"
-                ) from error
-        return Namespaces(plan=plan, shown=shown, working_dir=working_dir, inherited=self.submitter.environment)
-
-    def _check_working_dir(self, shown: dict[str, Shown], engine: str) -> None:
-        """Errors: InvalidManifest when spec.workingDir can't be a directory; where it is missing, it may be shown yet,
-        and with an engine the image may have it."""
-        if wanted := self.job.spec.working_dir:
-            seen = sandbox.followed(wanted, shown)
-            source = sandbox.to_source(seen, shown)
-            in_datastore = source != seen or sandbox.to_source(wanted, shown) != wanted
-            if not os.path.isdir(source) and (in_datastore or (os.path.lexists(wanted) and not engine)):
-                raise InvalidManifest(
-                    f"TrainingJob {self.job.name}: spec.workingDir: {wanted} is no directory"
-                    f"{' of a Datastore; make it there first' if in_datastore else ' of this machine'}"
-                )
-
-    def _place(self, datastore: str, path: str) -> Path:
-        """Return the path on this machine of a directory in one of the job's Datastores."""
-        found = self._manifest.pick(datastore, self.job.namespace)
-        root = Path(found.spec.local.path) if found.spec.local else self.directory.mountpoint(datastore)
-        return root / path
-
-    def _lookup(self, variable: EnvironmentVariable) -> str | None:
-        """Return the value of a valueFrom variable, from the Secrets of the job's file, the only source on a laptop."""
-        assert variable.value_from is not None
-        wanted = variable.value_from.secret_key_ref
-        where = f"TrainingJob {self.job.name}: variable {variable.name}"
-        if wanted is None:
-            raise InvalidManifest(f"{where}: only secretKeyRef can be had on this machine")
-        for secret in self._manifest.secrets:
-            if (secret.name, secret.namespace) == (wanted.name, self.job.namespace) and wanted.key in secret.values:
-                return secret.values[wanted.key].reveal()
-        if wanted.optional:
-            return None
-        raise InvalidManifest(f"{where}: no Secret {wanted.name} with the key {wanted.key} is in the file")
-
-    def _limits(self, task: Task) -> Limits:
-        resources = role_of(self.job.spec, task.role).resources
-        limits = resources.limits if resources else {}
-        return Limits(
-            processors=float(exact_quantity(limits["cpu"])) if "cpu" in limits else None,
-            memory_bytes=parse_quantity(limits["memory"]) if "memory" in limits else None,
-        )
-
-    def _run_of(self, replica: Replica) -> Run:
-        task = replica.task
-        variables = of_task(self._topology, self.job, task, self._lookup, self._token)
-        command = command_of(self._topology, self.job, task, variables)
-        given = {**{f"variable {name}": value for name, value in variables.items()}, "its command": "".join(command)}
-        for what, text in given.items():
-            if "\0" in text:
-                raise InvalidManifest(
-                    f"TrainingJob {self.job.name}: {what} holds a NUL character, which no program can be given"
-                )
-        if command and not command[0].strip():
-            raise InvalidManifest(f"TrainingJob {self.job.name}: its command begins with an empty word, not a program")
-        return Run(
-            unique=f"{self.job.name}-{task.name}-{replica.restarts}-{os.getpid()}",
-            job=f"{self.job.namespace}-{self.job.name}",
-            command=command,
-            variables={**gpus.variables(list(replica.gpus)), "DATASTORE_RUN": self._run, **variables},
-            gpus=replica.gpus,
-            image=role_of(self.job.spec, task.role).image or "",
-            limits=self._limits(task),
-        )
 
     # While it runs.
 
     def _take_gpus(self) -> Ended | None:
         """Wait for the job's GPUs, and reserve all at once, since two jobs with some GPUs each might block each other.
         Return how the run ended if it was stopped first, else None."""
-        wanted = {task.name: task.gpus for task in self._topology.tasks}
+        wanted = {task.name: task.gpus for task in self._setup.topology.tasks}
         began, said = time.monotonic(), ""
         while True:
             try:
@@ -384,7 +221,7 @@ class Launcher:
         """Start the replicas whose time has come; return whether there were any."""
         due = [each for each in self._replicas if each.start_at is not None and each.start_at <= time.monotonic()]
         for replica in due:
-            replica.start(self._run_of(replica))
+            replica.start(self._setup.run_of(replica.task, replica.gpus, replica.restarts))
         if due and self._status.phase == "Restarting":
             self._phase("Running", self._status.message or "")
         return bool(due)
@@ -395,9 +232,7 @@ class Launcher:
         self._restarts += 1
         self._times.failed = None
         if len(again) == len(self._replicas):
-            # The old ports may not be free yet, and as all tasks start again, all learn the new ones.
-            self._new_topology()
-            self._framework_files()
+            self._setup.renew_addresses()
         for replica in again:
             replica.note(f"{decision.why}; {replica.task.name} is started again in {decision.delay_s:g} s")
             replica.state, replica.start_at = State.PENDING, time.monotonic() + decision.delay_s
@@ -446,7 +281,7 @@ class Launcher:
         if now - self._times.checked < CHECK_S:
             return
         self._times.checked = now
-        trouble = waiting.trouble_of(self._mounts)
+        trouble = self._mounts.trouble
         if bool(trouble) == self._holds("DatastoresReady"):
             self._condition("DatastoresReady", not trouble, "NotAnswering" if trouble else "Mounted", trouble)
             self._phase(self._status.phase or "Running", trouble or "its Datastores answer again")
@@ -456,13 +291,13 @@ class Launcher:
         place = self.job.spec.tensorboard
         if place is None or not isinstance(self._isolation, Namespaces):
             return
-        path = self._isolation.environment(self._run_of(self._replicas[0])).get("PATH")
+        path = self._isolation.environment(self._setup.run_of(self._replicas[0].task)).get("PATH")
         program = shutil.which("tensorboard", path=path)
         if program is None:
             self._note("tensorboard is not on PATH, so none is run; `datastore job tensorboard` can do it later")
             return
-        port = _free_port({each.port for each in self._topology.addresses})  # no task listens yet
-        arguments = tensorboard_arguments(str(self._place(place.datastore, place.path)), port)
+        port = free_port({each.port for each in self._setup.topology.addresses})  # no task listens yet
+        arguments = tensorboard_arguments(str(self._mounts.place(place.datastore, place.path)), port)
         board = Replica(
             task=Task(role="evaluator", index=-1),
             log_path=self.directory.log("tensorboard"),
@@ -470,9 +305,8 @@ class Launcher:
             group=cgroups.Parents().group(""),
         )
         name = f"{self.job.name}-tensorboard-{os.getpid()}"
-        board.start(
-            Run(unique=name, job=self.job.name, command=[program, *arguments], variables={"DATASTORE_RUN": self._run})
-        )
+        variables = {"DATASTORE_RUN": self._setup.run_id}
+        board.start(Run(unique=name, job=self.job.name, command=[program, *arguments], variables=variables))
         self._board = board
         self._status = self._with(tensorboard=f"http://127.0.0.1:{port}")
 
@@ -502,13 +336,13 @@ class Launcher:
     def _finish(self, ended: Ended) -> Ended:
         """Free everything, unmount, save the result if that is wanted, and only then record how the run ended."""
         began = time.monotonic()
-        if ended.phase == "Failed" and (trouble := waiting.trouble_of(self._mounts)):
+        if ended.phase == "Failed" and (trouble := self._mounts.trouble):
             ended = replace(ended, message=f"{ended.message}; {trouble}")
         self._sample_last()
         self._end(list(self._all()))
         if isinstance(self._isolation, Namespaces):
             # bwrap ends before the other processes of its namespace, and may leave a child if it was just starting.
-            processes.end_with_variable("DATASTORE_RUN", self._run, KILL_TIMEOUT_S)
+            processes.end_with_variable("DATASTORE_RUN", self._setup.run_id, KILL_TIMEOUT_S)
         self._claim.release()
         self._cgroups.remove()
         seconds = time.monotonic() - began
@@ -521,7 +355,7 @@ class Launcher:
         unsynced: Unsynced | None = None
         for force in (False, True):  # what is left then is kept on disk, and the last error says where
             try:
-                self._unmount(force=force)
+                self._mounts.unmount(force=force)
             except Unsynced as error:
                 unsynced = error
             except DatastoreError as error:
@@ -551,7 +385,7 @@ class Launcher:
         model = self.job.spec.save.model
         self._phase("Running", f"{ended.message}; its result is being saved as a version of the model {model}")
         try:
-            saved = save(self.job, self.directory, self._run, stopped)
+            saved = save(self.job, self.directory, self._setup.run_id, stopped)
         except DatastoreError as error:
             self._condition("Saved", False, "NotSaved", str(error))
             told = f"{ended.message}; but its result was not saved as a version of the model {model}: {error}"
@@ -562,23 +396,6 @@ class Launcher:
     def _sample_last(self) -> None:
         self._times.sampled = 0.0
         self._sample()
-
-    def _unmount(self, *, force: bool) -> None:
-        """Unmount all, the last mount first, and wait for all uploads for as long as for those of one mount, at most.
-        Errors, after all were tried: Unsynced, else the first."""
-        failed: DatastoreError | None = None
-        deadline = time.monotonic() + unmounting.STOP_TIMEOUT_S
-        for record in reversed(list(self._mounts)):
-            left_s = None if force else max(1.0, deadline - time.monotonic())
-            try:
-                unmounting.unmount(record, None if force else self.watch, force=force, timeout_s=left_s)
-            except DatastoreError as error:
-                failed = error if isinstance(error, Unsynced) or failed is None else failed
-                if not force:
-                    continue
-            self._mounts.remove(record)
-        if failed:
-            raise failed
 
     # The state that commands read.
 
@@ -629,20 +446,6 @@ class Launcher:
                 evidence=Evidence(replicas=[each.evidence() for each in self._replicas]),
                 metrics=[each.metrics() for each in self._replicas if each.runs],
                 notes=self._notes,
-                run=self._run,
+                run=self._setup.run_id,
             )
         )
-
-
-def _free_port(taken: set[int]) -> int:
-    """Return a port of 127.0.0.1 that is free now and not in `taken`. Errors: DatastoreError when none was found."""
-    for _ in range(1000):
-        port = random.randrange(_FIRST_PORT, _LAST_PORT)  # noqa: S311  (no secret: it only has to be free)
-        with socket.socket() as probe:
-            if port not in taken:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-                return port
-    raise DatastoreError(f"no port of 127.0.0.1 between {_FIRST_PORT} and {_LAST_PORT} is free")
