@@ -5,7 +5,8 @@ A launcher calls `decide` when the state of a task has changed and again after s
 Exit codes: 0 is success; 1 to 127 are failures of the program, and end the job. After 128 and above (a signal: 137 is
 a kill, 143 an eviction) and after the loss of a node, tasks are restarted, at most `backoff_limit` times in all. In a
 collective the others lose their connections to a task that is killed, and fail with exit codes of 1 to 127 themselves.
-So if all tasks are restarted together, one that was killed tells why the others failed.
+So if all tasks are restarted together, one that was killed tells why the others failed. An abort (134) does not: so a
+task ends that waits in vain for one that failed (NCCL's watchdog, JAX's coordination service).
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from datastore.training.topology import RANKED, Task, Topology
 from datastore.units import format_count
 
 FIRST_RETRIED_CODE = 128
+ABORTED = FIRST_RETRIED_CODE + signal.SIGABRT
 MAX_DELAY_S = 60.0
 SETTLE_S = 3.0
-"""How long a failed task of a collective waits for the report of a killed one, because two nodes report independently:
-a kubelet looks at its containers every second, and then writes the status of the pod."""
+"""How long a failed task of a collective waits for the report of the one that tells why, because two nodes report
+independently: a kubelet looks at its containers every second, and then writes the status of the pod."""
 
 
 class _OfTask(Protocol):
@@ -113,7 +115,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A task has failed, maybe because another one was killed: wait at most these seconds for the report of that."""
+    """A task has failed, maybe because of another one: wait at most these seconds for the report of that."""
 
     seconds: float
 
@@ -164,11 +166,13 @@ def decide(policy: RunPolicy, seen: Seen) -> Decision:
     killed = [each for each in failed if each.retriable]
     together = policy.restart == "all"
     broken = next((each for each in failed if not each.retriable), None)
-    if broken and not (together and killed):
+    if not (together and any(each.exit_code != ABORTED for each in killed)):
         since_s = SETTLE_S if seen.failed_s is None else seen.failed_s
-        if together and since_s < SETTLE_S and any(each.state is State.RUNNING for each in seen.tasks):
+        running = any(each.state is State.RUNNING for each in seen.tasks)
+        if together and failed and running and since_s < SETTLE_S:
             return Settle(SETTLE_S - since_s)
-        return Finish(False, "TaskFailed", broken.failure)
+        if broken:
+            return Finish(False, "TaskFailed", broken.failure)
     if _trained(policy, seen.tasks):
         return _wait_for_evaluator(policy, seen)
     if policy.deadline_s is not None and seen.running_s >= policy.deadline_s:
@@ -179,7 +183,7 @@ def decide(policy: RunPolicy, seen: Seen) -> Decision:
 
 
 def _again(policy: RunPolicy, seen: Seen, killed: Sequence[TaskState], more: str) -> Decision:
-    why = killed[0].failure + more
+    why = min(killed, key=lambda each: each.exit_code == ABORTED).failure + more
     if seen.restarts >= policy.backoff_limit:
         return Finish(False, "BackoffLimitExceeded", f"{why}, after {format_count(seen.restarts, 'restart')}")
     again = seen.tasks if policy.restart == "all" else killed

@@ -145,6 +145,19 @@ def test_those_that_fail_because_another_one_was_killed_start_again_with_it(code
 
 
 @promise("S-324")
+def test_an_abort_beside_a_failure_of_the_program_restarts_nothing() -> None:
+    """As of a process that waited for the one that failed. Whichever is reported first, the other one is waited for."""
+    pair, failed = "roles: {worker: {}}", Finish(False, "TaskFailed", "master-0 ended with exit code 1")
+    assert decision(pair, "jax", worker_0=134, failed_s=1.0) == Settle(2.0)
+    assert decision(pair, "jax", master_0=1, worker_0=134, failed_s=1.0) == failed
+    both = decision("roles: {worker: {replicas: 2}}", "jax", master_0=1, worker_0=134, worker_1=137)
+    assert isinstance(both, Restart)
+    assert both.why == "worker-1 ended with exit code 137 (SIGKILL), and master-0 ended with exit code 1"
+    assert isinstance(decision(pair, "jax", worker_0=134, failed_s=3.0), Restart)
+    assert isinstance(decision(pair, "jax", master_0=134, worker_0=134), Restart)
+
+
+@promise("S-324")
 def test_a_collective_that_fails_by_itself_has_failed() -> None:
     """At once if none is left to report anything else, and where a replica starts again alone."""
     pair, failed = "roles: {worker: {}}", Finish(False, "TaskFailed", "master-0 ended with exit code 1")
