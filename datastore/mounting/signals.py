@@ -106,13 +106,15 @@ def keyboard() -> Iterator[list[int]]:
 
 @contextmanager
 def watching() -> Iterator[SignalWatch]:
-    """Note STOPPING signals and wake at SIGCHLD until the block ends; then the earlier handlers are restored."""
+    """Note STOPPING signals and wake at SIGCHLD until the block ends; then the earlier handlers are restored. SIGHUP
+    stays ignored where it is, as under nohup."""
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     os.set_blocking(write_fd, False)
     watch = SignalWatch(read_fd)
     wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, watch.note) for number in STOPPING}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    before = {number: signal.signal(number, watch.note) for number in STOPPING if number not in ignored}
     if sys.exc_info()[0] is None:  # else the KeyboardInterrupt ends the command, which only cleans up here
         while _BEFORE_WATCHING:
             watch.note(_BEFORE_WATCHING.pop(0), None)

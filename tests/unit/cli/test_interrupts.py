@@ -15,6 +15,7 @@ import pytest
 from datastore.cli import app
 from datastore.mounting import records, signals
 from tests.patience import eventually
+from tests.promises import promise
 
 from .conftest import asked
 
@@ -40,6 +41,14 @@ main()
 """A library that makes an error of its own of Ctrl-C while it is imported."""
 
 Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(autouse=True)
+def hangup() -> Iterator[None]:
+    """SIGHUP ends processes, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
@@ -134,6 +143,18 @@ def test_a_command_that_dies_of_the_signal_gives_its_number(start: Start, manife
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
+
+
+@promise("S-192")
+def test_under_nohup_the_command_outlives_the_terminal(start: Start, manifest: Path, tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    command = ["sh", "-c", f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"]
+    process = start("ready", "run", "-f", manifest, "--mount", f"output={tmp_path}/d", "--", *command)
+    eventually((tmp_path / "up").exists)
+    process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
 
 
 def test_ctrl_c_in_the_foreground_is_an_ordinary_end(start: Start, manifest: Path, tmp_path: Path) -> None:
