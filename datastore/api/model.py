@@ -13,19 +13,10 @@ from pydantic import Field, model_validator
 from datastore.api.datastore import ApiObject, ObjectMeta
 from datastore.api.fields import MODEL_PATTERN, AbsolutePath, Alias, DnsName, Flag, Line, ModelName, Part, Port
 from datastore.api.names import DEFAULT_STORE
+from datastore.api.pod import Environment, Label, PodTemplate, Resources, Text, Words
 from datastore.api.rules import Rule, immutable, keyed_by, rules
 from datastore.api.status import Condition, Count, Status, Timestamp, conditions
-from datastore.api.trainingjob import (
-    MAX_REPLICAS,
-    Environment,
-    Label,
-    PodTemplate,
-    Replicas,
-    Resources,
-    SubPath,
-    Text,
-    Words,
-)
+from datastore.api.trainingjob import MAX_REPLICAS, Replicas, SubPath
 
 MODEL, VERSION_KIND, EXPORT, SERVING = "Model", "ModelVersion", "ModelExport", "Serving"
 MAX_VERSION = 999_999_999

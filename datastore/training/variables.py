@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, role_of
+from datastore.api.pod import EnvironmentVariable
+from datastore.api.trainingjob import TrainingJob, role_of
 from datastore.errors import InvalidManifest
 from datastore.training.frameworks import FRAMEWORKS
 from datastore.training.topology import RANKED, Task, Topology

@@ -15,15 +15,8 @@ from datastore.api.datastore import API_VERSION
 from datastore.api.model import VERSION_KIND
 from datastore.api.names import LOGS_VOLUME, MANAGED_BY, MANAGER, USAGE_VOLUME
 from datastore.api.objects import owner_reference
-from datastore.api.trainingjob import (
-    KIND,
-    MAX_WORDS,
-    ROLES,
-    EnvironmentVariable,
-    RoleName,
-    TrainingJob,
-    role_of,
-)
+from datastore.api.pod import MAX_WORDS, EnvironmentVariable
+from datastore.api.trainingjob import KIND, ROLES, RoleName, TrainingJob, role_of
 from datastore.controller.trainingjobs.overlay import template_of
 from datastore.training.cluster import names
 from datastore.training.frameworks import FRAMEWORKS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Literal, get_args
 
-from datastore.api.trainingjob import ROLES, PodTemplate, TrainingJobSpec, role_of
+from datastore.api.pod import PodTemplate
+from datastore.api.trainingjob import ROLES, TrainingJobSpec, role_of
 
 Overlay = Literal["serviceAccountName", "hostNetwork", "hostPath", "privileged"]
 OVERLAYS: tuple[Overlay, ...] = get_args(Overlay)

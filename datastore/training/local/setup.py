@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from datastore.api.manifest import Manifest
-from datastore.api.trainingjob import EnvironmentVariable, TrainingJob, role_of
+from datastore.api.pod import EnvironmentVariable
+from datastore.api.trainingjob import TrainingJob, role_of
 from datastore.errors import DatastoreError, InvalidManifest
 from datastore.training.frameworks import FRAMEWORKS
 from datastore.training.frameworks.base import FILES
