@@ -24,10 +24,11 @@ from datastore.controller.runtime.queue import Key
 from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.trainingjobs import desired, overlay
 from datastore.controller.trainingjobs.capacity import lacking, too_large
-from datastore.controller.trainingjobs.decide import REFUSED, Observed, Plan, decide, save_begun, with_saved
+from datastore.controller.trainingjobs.decide import REFUSED, decide, save_begun, with_saved
 from datastore.controller.trainingjobs.informers import Informers
 from datastore.controller.trainingjobs.keeping import EvidenceWriter, kept
 from datastore.controller.trainingjobs.metrics import FREED_SECONDS
+from datastore.controller.trainingjobs.plan import Observed, Plan
 from datastore.controller.trainingjobs.settings import Settings
 from datastore.controller.trainingjobs.usage import UsageCollector
 from datastore.errors import InvalidManifest

@@ -18,8 +18,9 @@ from datastore.api.objects import timestamp
 from datastore.api.trainingjob import RoleName, TrainingJob, TrainingJobStatus
 from datastore.controller.trainingjobs import desired, overlay
 from datastore.controller.trainingjobs.capacity import lacking, too_large
-from datastore.controller.trainingjobs.decide import Observed, Plan, decide, save_begun
+from datastore.controller.trainingjobs.decide import decide, save_begun
 from datastore.controller.trainingjobs.keeping import bounded
+from datastore.controller.trainingjobs.plan import Observed, Plan
 from datastore.training.cluster import names
 from datastore.training.evidence import TOTAL_BYTES, Evidence, ReplicaEvidence
 from datastore.training.policy import policy_of
