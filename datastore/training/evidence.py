@@ -3,6 +3,7 @@ Pure, and the same for every launcher."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field
@@ -21,6 +22,12 @@ _OVERHEAD_BYTES = 2 << 10
 """A generous estimate of the JSON of one replica without its log."""
 _ESCAPED = 2
 """By how much JSON may lengthen a log: it writes a newline, a quote and a backslash as two bytes."""
+WORDS_BYTES = 4 << 10
+"""How many bytes of the end of a log last_words() is given; a pod's status has the last 2 KiB."""
+_WORDS = 300
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_EXCEPTION = re.compile(r"(?:\[\w+\]: )?((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+"""The last line of a traceback; PyTorch puts the rank before it."""
 
 
 class ReplicaEvidence(Part):
@@ -64,3 +71,12 @@ def tail(log: bytes, size: int) -> str:
     end = log[-size:]
     cut = end.find(b"\n") + 1
     return end[cut if cut < len(end) else 0 :].decode(errors="replace")
+
+
+def last_words(log: str) -> str:
+    """Return the line in which the end of a failed replica's log says why: the last one that names a Python exception,
+    else the last one that is not blank; '' when there is none. A long line is cut."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", _ESCAPE.sub("", log)) if line.strip()]
+    raised = [found[1] for line in lines if (found := _EXCEPTION.match(line))]
+    said = (raised or lines or [""])[-1]
+    return said if len(said) <= _WORDS else f"{said[:_WORDS]}..."

@@ -51,13 +51,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """The state of a task. lost: its machine or pod was taken away. reason: more about a failure, for people."""
+    """The state of a task. lost: its machine or pod was taken away. reason: more about a failure, for people. said:
+    what its log says about the failure (evidence.last_words)."""
 
     task: Task
     state: State
     exit_code: int | None = None
     lost: bool = False
     reason: str = ""
+    said: str = ""
 
     @property
     def retriable(self) -> bool:
@@ -172,7 +174,7 @@ def decide(policy: RunPolicy, seen: Seen) -> Decision:
         if together and failed and running and since_s < SETTLE_S:
             return Settle(SETTLE_S - since_s)
         if broken:
-            return Finish(False, "TaskFailed", broken.failure)
+            return _failed("TaskFailed", broken.failure, broken)
     if _trained(policy, seen.tasks):
         return _wait_for_evaluator(policy, seen)
     if policy.deadline_s is not None and seen.running_s >= policy.deadline_s:
@@ -183,11 +185,16 @@ def decide(policy: RunPolicy, seen: Seen) -> Decision:
 
 
 def _again(policy: RunPolicy, seen: Seen, killed: Sequence[TaskState], more: str) -> Decision:
-    why = min(killed, key=lambda each: each.exit_code == ABORTED).failure + more
+    cause = min(killed, key=lambda each: each.exit_code == ABORTED)
+    why = cause.failure + more
     if seen.restarts >= policy.backoff_limit:
-        return Finish(False, "BackoffLimitExceeded", f"{why}, after {format_count(seen.restarts, 'restart')}")
+        return _failed("BackoffLimitExceeded", f"{why}, after {format_count(seen.restarts, 'restart')}", cause)
     again = seen.tasks if policy.restart == "all" else killed
     return Restart(tuple(each.task for each in again), restart_delay_s(seen.restarts), why)
+
+
+def _failed(reason: str, message: str, task: TaskState) -> Finish:
+    return Finish(False, reason, f"{message}; its log says: {task.said}" if task.said else message)
 
 
 def restart_delay_s(restarts: int) -> float:

@@ -233,7 +233,7 @@ def test_a_chief_that_fails_frees_everything_and_leaves_the_evidence(laptop: Lap
     before = laptop.logs("luckless")
     (laptop.directory / "go").touch()
     found = laptop.until("luckless", "Failed")
-    assert found["status"]["message"] == "master-0 ended with exit code 1"
+    assert found["status"]["message"] == ("master-0 ended with exit code 1; its log says: master says: out of luck")
     assert gone(laptop, "luckless")
     assert laptop.logs("luckless") == before
     assert laptop.logs("luckless", "worker", 1) == "worker says: out of luck\n"
@@ -676,7 +676,8 @@ def test_a_storage_that_does_not_answer_is_told_and_a_dead_mount_too(laptop: Lap
     for each in (status["supervisorPid"], status["serverPid"]):
         os.kill(each, signal.SIGKILL)
     laptop.until(name, "Failed")
-    assert message() == "master-0 ended with exit code 1; Datastore out: no mount server is listening"
+    assert message().startswith("master-0 ended with exit code 1; its log says: cat: /results/here/file: ")
+    assert message().endswith("; Datastore out: no mount server is listening")
 
 
 @promise("S-338")

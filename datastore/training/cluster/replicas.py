@@ -9,7 +9,7 @@ from typing import Any
 
 from datastore.api.objects import condition, is_true
 from datastore.training.cluster import names
-from datastore.training.evidence import ReplicaEvidence
+from datastore.training.evidence import ReplicaEvidence, last_words
 from datastore.training.policy import State, TaskState
 from datastore.training.topology import Task, Topology
 
@@ -125,10 +125,11 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
     scheduled = condition(pod, "PodScheduled")
     code = terminated.get("exitCode")
     reason = str(terminated.get("reason") or status.get("reason") or "")
+    message = str(terminated.get("message") or "")
     started = time_of(terminated.get("startedAt") or running.get("startedAt"))
     if reason in _NOT_STARTED:
         code, started = NOT_FOUND_CODE, None  # the kubelet says that it was started at the beginning of 1970
-        reason = f"{reason}: {str(terminated.get('message') or '').strip()[:500]}"
+        reason, message = f"{reason}: {message.strip()[:500]}", ""
     if state is State.SUCCEEDED and code is None:
         code = 0
     ended = state in (State.SUCCEEDED, State.FAILED)
@@ -139,6 +140,7 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
             exit_code=code if ended else None,
             lost=state is State.FAILED and (lost or code is None),
             reason=reason if state is State.FAILED and reason != "Error" else "",
+            said=last_words(message) if state is State.FAILED else "",
         ),
         pods=tuple(pods),
         started_at=started,

@@ -195,7 +195,7 @@ class Container:
         """See Isolation. Both engines end with 125 when they fail themselves; a program may do so, too."""
         if exit_code != ENGINE_FAILED:
             return ""
-        return f"{self.engine} probably could not pull or start the image {run.image}; its error is in the log"
+        return f"{self.engine} probably could not pull or start the image {run.image}"
 
     def sweep(self, job: str) -> None:
         """Remove all containers of a job whose launcher has died."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from datastore.metering import Meter, Sample
-from datastore.training.evidence import ReplicaEvidence
+from datastore.training.evidence import WORDS_BYTES, ReplicaEvidence, last_words
 from datastore.training.local import gpus, processes
 from datastore.training.local.cgroups import Group
 from datastore.training.local.gpus import Gpu
@@ -46,6 +46,8 @@ class Replica:
     start_at: float | None = 0.0
     exit_code: int | None = None
     reason: str = ""
+    said: str = ""
+    """What the log says about the failure."""
     restarts: int = 0
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -53,6 +55,8 @@ class Replica:
     _process: subprocess.Popen[bytes] | None = None
     _run: Run | None = None
     _logging: threading.Thread | None = None
+    _began: int = 0
+    """Where the output of this start begins in the log."""
     _cpu_before: float = 0.0
     """The CPU seconds of earlier starts."""
 
@@ -64,13 +68,14 @@ class Replica:
     @property
     def task_state(self) -> TaskState:
         """The state of the task, for the run policy."""
-        return TaskState(task=self.task, state=self.state, exit_code=self.exit_code, reason=self.reason)
+        return TaskState(task=self.task, state=self.state, exit_code=self.exit_code, reason=self.reason, said=self.said)
 
     def start(self, run: Run) -> None:
         """Start the process of the task. Errors: OSError, DatastoreError; then no process was started."""
         self.group.make(run.limits)
         command = self.group.enter(self.isolation.command_line(run))
         log = os.fdopen(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0)
+        began = os.fstat(log.fileno()).st_size
         # A pipe, as in a container: a program that opens /dev/stderr to write a line would truncate a file.
         output, written = os.pipe()
         try:
@@ -92,8 +97,9 @@ class Replica:
         self._logging = threading.Thread(target=_append, args=(output, log), name=f"log-{self.task.name}", daemon=True)
         self._logging.start()
         self._run = run
+        self._began = began
         self.state, self.start_at = State.RUNNING, None
-        self.exit_code, self.reason, self.ended_at = None, "", None
+        self.exit_code, self.reason, self.said, self.ended_at = None, "", "", None
         self.started_at = datetime.now(UTC)
 
     def reap(self) -> bool:
@@ -115,10 +121,17 @@ class Replica:
             self.reason = "OOMKilled"
         if self.state is not State.FREED:
             self.state = State.FAILED if self.exit_code else State.SUCCEEDED
+            self.said = self._last_words() if self.exit_code else ""
         self._last_sample(used.ru_utime + used.ru_stime, used.ru_maxrss << 10)
         self._process = None
         self.group.remove()
         return True
+
+    def _last_words(self) -> str:
+        with suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(self._began, os.fstat(log.fileno()).st_size - WORDS_BYTES))
+            return last_words(log.read(WORDS_BYTES).decode(errors="replace"))
+        return ""
 
     def terminate(self) -> None:
         """Send SIGTERM to the command, if it runs."""

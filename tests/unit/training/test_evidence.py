@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, Evidence, ReplicaEvidence, log_bytes, tail
+from datastore.training.evidence import LOG_BYTES, TOTAL_BYTES, Evidence, ReplicaEvidence, last_words, log_bytes, tail
 from tests.promises import promise
 
 
@@ -27,3 +27,22 @@ def test_the_end_of_a_log_begins_with_a_line() -> None:
     assert tail(b"first\nsecond\nthird\n", 14) == "second\nthird\n"
     assert tail(b"short\n", 14) == "short\n"
     assert tail(b"x" * 20, 14) == "x" * 14
+
+
+@promise("S-331")
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "step 1\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'a'\nbye\n",
+            "ModuleNotFoundError: No module named 'a'",
+        ),
+        ("[rank1]: ValueError: bad\n====\n", "ValueError: bad"),
+        ("torch.distributed.DistBackendError: NCCL\n", "torch.distributed.DistBackendError: NCCL"),
+        ("\x1b[31m 10%\r 20%\x1b[0m\r\n\n", "20%"),
+        ("x" * 1000, "x" * 300 + "..."),
+        ("\n", ""),
+    ],
+)
+def test_a_log_says_why_its_replica_failed(log: str, said: str) -> None:
+    assert last_words(log) == said

@@ -257,7 +257,7 @@ def test_a_chief_that_fails_by_itself_frees_everything_and_keeps_the_evidence() 
     world.settle(5)
     assert (world.status["phase"], world.condition("Running")) == ("Running", ("True", "Started"))
     world.now += timedelta(seconds=10)
-    world.pod("master", 0, "Failed", 1)
+    world.pod("master", 0, "Failed", 1, message="step 1\nValueError: no such column\n")
     verdict = world.decide()
     assert verdict.delete == (), "how it ended is written before anything goes"
     world.settle(2)
@@ -268,6 +268,7 @@ def test_a_chief_that_fails_by_itself_frees_everything_and_keeps_the_evidence() 
     assert world.condition("ResourcesFreed")[0] == "True"
     assert world.status["freedSeconds"] == 2.0
     assert world.status["evidence"] == "mnist-evidence"
+    assert world.status["message"] == "master-0 ended with exit code 1; its log says: ValueError: no such column"
     assert world.events == ["TaskFailed", "ResourcesFreed"]
     assert world.settle(3600) == Plan()
 
