@@ -216,7 +216,7 @@ def files() -> dict[str, str]:
     nfs = _if(f".Values.{MANAGED_NFS}", _parts("managed-nfs/managed-nfs.yaml"))
     made["templates/managed-nfs.yaml"] = HEADER + nfs
     monitoring = "---\n".join(_parts(f"monitoring/{name}.yaml") for name in ("podmonitor", "alerts"))
-    made["templates/podmonitor.yaml"] = HEADER + _if(".Values.podMonitor.enabled", monitoring)
+    made["templates/monitoring.yaml"] = HEADER + _if(".Values.podMonitor.enabled", monitoring)
     return made
 
 

@@ -88,7 +88,7 @@ def test_the_charts_values_reach_the_objects() -> None:
     assert pod["imagePullSecrets"] == [{"name": "s"}]
     told = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert told["MAX_VOLUMES"] == "5", "a variable is text, also where a person wrote a number"
-    monitor, alerts = chartwriter.rendered((CHART / "templates" / "podmonitor.yaml").read_text(), values, "other")
+    monitor, alerts = chartwriter.rendered((CHART / "templates" / "monitoring.yaml").read_text(), values, "other")
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["other"]}
     assert alerts["metadata"]["namespace"] == "other"
 
