@@ -23,6 +23,7 @@ from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.serving import Serving
 from datastore.controller.runtime.settings import RuntimeSettings
 from datastore.controller.runtime.watches import Watch, operator_settings, registry
+from datastore.errors import DatastoreError
 from datastore.logs import Limiter, fields
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,17 @@ TURN_S = 0.1
 """How soon a replica notices that it leads."""
 SERVED_S = 0.5
 """Seconds between two checks for a kind that the API server does not serve yet."""
+
+
+class KindMissing(DatastoreError):
+    """The API server does not serve a kind that the controller watches."""
+
+    def __init__(self, resource: Resource) -> None:
+        definition = f"{resource.plural}.{resource.api_version.partition('/')[0]}"
+        super().__init__(
+            f"the cluster has no CustomResourceDefinition {definition}: apply the definitions with "
+            "`kubectl apply -k manifests/` or `datastore crd | kubectl apply -f -`"
+        )
 
 
 class Kind(Protocol):
@@ -78,19 +90,20 @@ class Operator:
         self._started = now_s()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`, or until kopf gives up."""
+        """Work until `stop`, or until kopf gives up. Errors: KindMissing if that is because a kind was removed."""
         election = self._election
         serving = Serving(lambda: election.alive(self._started), election.ready, self._refresh)
         port = await serving.start("0.0.0.0", self._settings.port)  # noqa: S104  (the kubelet probes from outside)
         log.info("serving", extra=fields(port=port, identity=self._settings.identity))
         lease = Watch(resource=LEASES, tell=election.echoed, fields=f"metadata.name={election.name}")
         watches = [*self._kind.watches(), lease]
+        kinds = [each.resource for each in watches]
         tasks: list[asyncio.Future[None]] = [asyncio.ensure_future(election.run())]
         for queue, reconcile in self._queues:
             tasks += [asyncio.ensure_future(self._work(queue, reconcile)) for _ in range(self._settings.workers)]
         tasks += [asyncio.ensure_future(start()) for start in self._kind.beside(election.leading)]
         try:
-            await self._until_served([each.resource for each in watches], stop)
+            await self._until_served(kinds, stop)
             await kopf.operator(
                 registry=registry(watches),
                 settings=operator_settings(watches),
@@ -100,6 +113,12 @@ class Operator:
                 identity=self._settings.identity,  # type: ignore[arg-type]
                 stop_flag=stop,
             )
+        except Exception:
+            # kopf ends when a kind's definition is removed. The next process waits for it, and knows no old objects.
+            for each in kinds:
+                if isinstance(missing := await self._missing(each), KindMissing):
+                    raise missing from None
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -117,19 +136,17 @@ class Operator:
         shows anything, so this replica is not ready, and after ECHO_S not alive.
         """
         for resource in resources:
-            while not stop.is_set() and not await self._serves(resource):
+            while not stop.is_set() and (why := await self._missing(resource)) is not None:
+                if self._limiter.allows(f"{resource.plural} {why}", time.monotonic()):
+                    log.warning("waits for the kinds that it watches", extra=fields(kind=resource.plural, error=why))
                 await asyncio.sleep(SERVED_S)
 
-    async def _serves(self, resource: Resource) -> bool:
+    async def _missing(self, resource: Resource) -> Exception | None:
+        """Return why a kind can't be watched: it is missing, or the API server does not tell; None if it is served."""
         try:
-            if await self._client.serves(resource):
-                return True
-            why = "there is no such kind; was its definition applied?"
+            return None if await self._client.serves(resource) else KindMissing(resource)
         except (ApiError, Unavailable) as error:
-            why = str(error)
-        if self._limiter.allows(f"{resource.plural} {why}", time.monotonic()):
-            log.warning("waits for the kinds that it watches", extra=fields(kind=resource.plural, error=why))
-        return False
+            return error
 
     async def _work(self, queue: WorkQueue, reconcile: Reconcile) -> None:
         while True:

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 from datastore import logs
 from datastore.controller.runtime.client import Client, Fence
-from datastore.controller.runtime.operator import Kind, Operator
+from datastore.controller.runtime.operator import Kind, KindMissing, Operator
 from datastore.controller.runtime.settings import RuntimeSettings
+from datastore.logs import fields
 
 M_ARENA_MAX = -8
 log = logging.getLogger(__name__)
@@ -54,11 +55,16 @@ def run(settings: RuntimeSettings, name: str, kind: Callable[[Client, Fence], Ki
     logs.setup(logging.DEBUG if verbose else logging.INFO)
     # kopf logs every event of every object at INFO and DEBUG.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # These log the error, with its traceback, that they then raise, and that is logged below.
+    for module in ("orchestration", "running"):
+        logging.getLogger(f"kopf._core.reactor.{module}").setLevel(logging.CRITICAL)
     _few_arenas()
     code = 1
     try:
         asyncio.run(_run(settings, name, kind))
         code = 0
+    except KindMissing as error:
+        log.error("the controller can't continue", extra=fields(error=error))
     except Exception:
         log.exception("the controller can't continue")
     # Threads may still wait for a storage server, and a normal exit would wait for the threads.

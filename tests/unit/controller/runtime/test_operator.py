@@ -9,14 +9,16 @@ from typing import Any
 import kopf
 import pytest
 
-from datastore.api.resources import Resource
+from datastore.api.resources import DATASTORES, Resource
 from datastore.controller.runtime import operator
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.election import Election
-from datastore.controller.runtime.operator import Operator
+from datastore.controller.runtime.operator import KindMissing, Operator
 from datastore.controller.runtime.queue import Key, WorkQueue
 from datastore.controller.runtime.settings import RuntimeSettings
+from datastore.controller.runtime.watches import Watch
 from tests.patience import PATIENCE_S
+from tests.promises import promise
 
 KEY = ("team", "digits")
 
@@ -100,3 +102,32 @@ def test_a_failure_is_retried_after_the_first_wait_and_then_after_twice_as_long(
     refused, defect = ApiError(422, "Invalid", "the field is wrong"), ValueError("a defect")
     assert asyncio.run(waits(refused, defect, refused, defect)) == [0.001, 0.002, 0.004, 0.004]
     assert asyncio.run(waits(defect, None, refused)) == [0.001, 0.0, 0.001]
+
+
+@promise("S-247")
+@pytest.mark.parametrize("removed", [True, False])
+def test_the_end_of_the_watches_is_explained_by_a_kind_that_was_removed(
+    monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """Any other error stays as it is."""
+    served = True
+
+    class Watching(Failing):
+        def watches(self) -> Any:
+            return (Watch(resource=DATASTORES, tell=lambda _: None),)
+
+    async def serves(_: Client, resource: Resource) -> bool:
+        return served or resource != DATASTORES
+
+    async def ends(**_: Any) -> None:
+        nonlocal served
+        served = not removed
+        raise ValueError("from kopf")
+
+    monkeypatch.setattr(kopf, "operator", ends)
+    monkeypatch.setattr(Api, "serves", serves)
+    monkeypatch.setattr(operator, "Client", Api)
+    running = Operator(RuntimeSettings(port=0), "l", lambda client, fence: Watching())
+    expected = "no CustomResourceDefinition datastores.datastore.dev.*datastore crd" if removed else "from kopf"
+    with pytest.raises(KindMissing if removed else ValueError, match=expected):
+        asyncio.run(asyncio.wait_for(running.run(asyncio.Event()), PATIENCE_S))
