@@ -142,8 +142,6 @@ class NFS(Part):
 class SFTP(Part):
     """A directory on an SSH server, accessed over SFTP."""
 
-    model_config = rules(*_immutable("host", "path", optional=("port", "credentialsSecret")))
-
     host: Host = Field(description="Host name or address of the SSH server.")
     path: AbsolutePath = Field(description="The directory on that host.")
     port: Port = Field(22, description="Port of the SSH server.")
@@ -263,6 +261,11 @@ def _spec_rules() -> list[dict[str, str]]:
         "reason": "FieldValueForbidden",
         "fieldPath": ".capacity",
     }
+    laptops = {
+        "rule": "!has(self.sftp)",
+        "message": "sftp is for laptops only (datastore mount): no cluster serves it",
+        "fieldPath": ".sftp",
+    }
     a_bucket = f"has(self.s3) || has(self.{CLASS})"
     limits = [
         {
@@ -285,7 +288,7 @@ def _spec_rules() -> list[dict[str, str]]:
             "fieldPath": ".uploadLimit",
         },
     ]
-    return [one, *kinds, grows, *limits]
+    return [one, *kinds, laptops, grows, *limits]
 
 
 class DatastoreSpec(Part):
@@ -301,8 +304,7 @@ class DatastoreSpec(Part):
     )
     sftp: SFTP | None = Field(
         None,
-        description="A directory on an SSH server, accessed over SFTP. For laptops only: in a cluster a Datastore with "
-        "sftp never becomes Ready.",
+        description="A directory on an SSH server, accessed over SFTP. For laptops only: a cluster refuses it.",
     )
     glusterfs: GlusterFS | None = Field(None, description="A GlusterFS volume.")
     claim: Claim | None = Field(

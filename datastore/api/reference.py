@@ -9,7 +9,7 @@ from datastore.api.kinds import KINDS, Kind
 from datastore.api.schema import Schema, fields_of, structural
 
 _IMMUTABLE = "Can't be changed later in a cluster."
-_SHOWN = ("capacity", "conflict", "uploadLimit", "writeBack")
+_SHOWN = ("capacity", "conflict", "sftp", "uploadLimit", "writeBack")
 """Fields whose validation rule does not make them immutable; their descriptions say what the rule demands."""
 
 

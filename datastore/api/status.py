@@ -107,6 +107,11 @@ class DatastoreStatus(Status):
         None, description="The capabilities of a directory on this backend, as tested on the backend itself."
     )
     usage: Usage | None = Field(None, description="How much is stored.")
+    owned: bool | None = Field(
+        None,
+        description="Whether the data in the bucket, or the export, was made for this Datastore. Delete and Archive "
+        "change nothing else.",
+    )
     on_deletion: Text | None = Field(
         None,
         description="What would happen to the data if the Datastore were deleted now: what would be removed, and "

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from datastore.api.names import CREDENTIALS, MANAGED_BY, MANAGER, OWNER
+from datastore.api.names import CREDENTIALS, MANAGED_BY, MANAGER, OWNER, volume_name
 from datastore.cli.app import exit_code_of, run
 from tests.cluster.controlled import (
     READY_S,
@@ -94,6 +94,32 @@ def test_a_controller_of_one_namespace_needs_no_rights_in_others(
     assert fresh.get("pv", "theirs") is not None
 
 
+@promise("S-286", "S-114")
+def test_a_controller_of_one_namespace_notices_that_the_claim_of_an_nfs_server_is_deleted(
+    fresh: Kube, s3_server: Server, tmp_path: Path
+) -> None:
+    """The claim is in the servers' namespace. Nothing else would look at it for five minutes."""
+    ours = _space(fresh, s3_server, "team")
+    fresh.apply_folder(MANIFESTS / "overlays" / "namespaced")
+    fresh.kubectl("apply", "--filename", str(MANIFESTS / "managed-nfs" / "managed-nfs.yaml"))
+    example = yaml.safe_load((MANIFESTS / "examples" / "storageclass-nfs-managed.yaml").read_text())
+    fresh.apply({**example, "parameters": {**example["parameters"], "clients": "10.0.0.0/8"}})
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    _may(fresh, "list", "persistentvolumes")
+    with controller(account, tmp_path, "--namespace", "team") as running:
+        ours.apply("results", {"nfs": {}})
+        ours.reason("results", "ServerStarting")
+        name = volume_name((ours.get("results") or {})["metadata"]["uid"])
+        # No node runs the server, so its readiness is written here.
+        served = '{"status":{"replicas":1,"readyReplicas":1}}'
+        there = f"--namespace={example['parameters']['namespace']}"
+        fresh.kubectl("patch", "statefulset", name, there, "--subresource=status", "--type=merge", f"--patch={served}")
+        ours.ready("results")
+        fresh.kubectl("delete", "persistentvolumeclaim", name, there)
+        assert "is gone, and is not made anew" in ours.reason("results", "NotFound")
+        assert "orbidden" not in running.log.read_text()
+
+
 @promise("S-113", "S-115")
 def test_the_components_take_rights_away_and_give_them(tmp_path: Path) -> None:
     parts = {
@@ -134,6 +160,20 @@ def test_a_controller_that_comes_before_the_definitions_waits_for_them(
         bench = _space(fresh, s3_server, "team")
         bench.apply("digits", bench.spec())
         bench.ready("digits")
+
+
+@promise("S-247")
+def test_a_controller_whose_definition_is_removed_ends_with_one_line_that_names_it(fresh: Kube, tmp_path: Path) -> None:
+    fresh.apply_folder(MANIFESTS)
+    account = account_kubeconfig(fresh.kubeconfig, fresh, tmp_path)
+    with controller(account, tmp_path, *ALONE) as running:
+        fresh.kubectl("delete", "crd", "datastores.datastore.dev", timeout_s=REMOVED_S)
+        fresh.wait_for("its end", lambda: running.status("/livez") == 0)
+        said = running.log.read_text()
+        (line,) = [line for line in said.splitlines() if "can't continue" in line]
+        assert "no CustomResourceDefinition datastores.datastore.dev" in line
+        assert "datastore crd | kubectl apply -f -" in line
+        assert "Traceback" not in said
 
 
 def _ours(kube: Kube) -> list[str]:

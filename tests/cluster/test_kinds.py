@@ -83,7 +83,6 @@ A_BUCKET = {"s3": {"bucket": "digits"}}
     [
         ({"s3": {"bucket": "digits", "endpoint": "http://s3:99999"}}, "spec.s3.endpoint.*a port from 1 to 65535"),
         ({"s3": {"bucket": "digits", "endpoint": "https://[::1]:0/"}}, "spec.s3.endpoint.*a port from 1 to 65535"),
-        ({"sftp": {"host": "h", "path": "/a", "port": 99999}}, "spec.sftp.port"),
         ({"local": {"path": "/a/../b"}}, r"spec.local.path.*must not hold '\.\.'"),
         ({"glusterfs": {"servers": ["h"], "volume": "v", "path": "/.."}}, "spec.glusterfs.path.*must not hold"),
         ({**A_BUCKET, "capacity": 0}, "spec.capacity.*must be more than 0"),
@@ -103,6 +102,12 @@ def test_a_value_beyond_its_limits_is_refused_at_once(kube: Kube, spec: dict[str
         kube.apply(made("Datastore", "d", spec), namespace=SPACE)
     with pytest.raises(ValidationError):
         Datastore.model_validate(made("Datastore", "d", spec))
+
+
+@promise("S-204")
+def test_a_backend_that_no_cluster_serves_is_refused_at_once(kube: Kube) -> None:
+    with pytest.raises(KubeError, match=r"spec.sftp.*for laptops only \(datastore mount\)"):
+        kube.apply(made("Datastore", "d", {"sftp": {"host": "h", "path": "/a"}}), namespace=SPACE)
 
 
 @promise("S-204")

@@ -47,7 +47,7 @@ LEAST_ACCURACY = 0.8
 """Of 75 that were held out; all 1,797 pictures give 0.97."""
 TRAIN_TIMEOUT_S = 600.0
 REASONS = {
-    ("sftp", "cluster"): "spec.sftp is a laptop's: the controller says BackendNotSupported",
+    ("sftp", "cluster"): "spec.sftp is a laptop's: the API server refuses it",
     ("claim", "laptop"): "a claim is a cluster's: only its pods can mount it",
     ("claim", "cluster"): "another driver mounts it: tier e2e-cluster (tests/cluster/test_controller_on_node.py)",
 }

@@ -442,12 +442,19 @@ def _described(observed: Observed, before: Raw) -> JSON:
     names = ("capabilities", "usage") if not theirs or before.get("volumeName") in (None, theirs) else ()
     kept: JSON = {name: before[name] for name in (*names, "storageClassName", "provisionedBy") if name in before}
     existing = effective.spec.claim.name if effective.spec.claim else None
+    if facts is not None and facts.error is None:
+        owner = facts.owner
+        kept |= {"owned": owner is Owner.THIS} if effective.kind.removable else {}
+    else:
+        # An error says nothing about the owner, so the one found last still counts.
+        owner = Owner.THIS if before.get("owned") else Owner.NOBODY
+        kept |= {"owned": before["owned"]} if "owned" in before else {}
     described: JSON = {
         **kept,
         "backend": effective.spec.backend,
         "location": _where(observed, effective),
         "mount": desired.mount_settings(effective),
-        "onDeletion": on_deletion(effective, facts.owner if facts else Owner.NOBODY, _where(observed, effective)),
+        "onDeletion": on_deletion(effective, owner, _where(observed, effective)),
     }
     if observed.claim is not None or existing:
         described["claimName"] = existing or effective.name

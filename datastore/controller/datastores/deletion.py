@@ -140,7 +140,8 @@ def _needs_class(datastore: Raw) -> bool:
     """As _releases(), without an effective spec: whether only the StorageClass says what to remove or undo."""
     status: Raw = datastore.get("status") or {}
     removes = datastore["spec"].get("reclaimPolicy", Policy.RETAIN.value) != Policy.RETAIN.value
-    return bool(status.get("provisionedBy")) and (removes or status.get("backend") == "nfs")
+    touched = status.get("backend") == "nfs" or (removes and status.get("owned") is not False)
+    return bool(status.get("provisionedBy")) and touched
 
 
 def _worked(datastore: Raw) -> bool:

@@ -172,7 +172,8 @@ def _allowed(spec: DatastoreSpec, secret: SecretRef | None, settings: Settings) 
     """Return the kind of a spec's backend. Errors: Mistake if no cluster serves it or the administrator forbids it."""
     kind = KINDS.get(spec.backend)
     if kind is None:
-        raise Mistake("BackendNotSupported", f"spec.{spec.backend} is not supported yet", permanent=True)
+        text = f"spec.{spec.backend} is for laptops only (datastore mount): no cluster serves it"
+        raise Mistake("BackendNotSupported", text, permanent=True)
     if spec.local and spec.local.path not in settings.local_paths:
         text = "spec.local is for development: the administrator allows each directory by --allow-local"
         raise Mistake("LocalNotAllowed", text, permanent=True)

@@ -65,6 +65,18 @@ class Informers:
                 return True
         return False
 
+    def server_namespaces(self) -> frozenset[str]:
+        """The namespaces where our classes have NFS servers made, without those that are served, and so watched."""
+        ours = [each.get("parameters") or {} for each in self.classes.values() if each.get("provisioner") == DRIVER]
+        named = {KINDS["nfs"].claim(each, "") for each in ours if each.get("backend") == "nfs"}
+        return frozenset(key[0] for key in named if key is not None and key[0] and not self._serves(key[0]))
+
+    def server_claim(self, event: Raw) -> None:
+        """Handle an event of a claim in one of these namespaces; only those of our NFS servers count."""
+        if owner_of(event["object"]) is not None and not self.claims.repeats(event):
+            self.claims.take(event)
+            self._claimed(event["object"])
+
     def _datastore(self, event: Raw) -> None:
         if self.datastores.repeats(event):
             return

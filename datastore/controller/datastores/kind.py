@@ -14,6 +14,7 @@ from datastore.controller.datastores.plainclaims import PlainClaims
 from datastore.controller.datastores.reconciler import Reconciler
 from datastore.controller.datastores.rotation import Announcer
 from datastore.controller.datastores.secretwatch import SecretWatch, Uses
+from datastore.controller.datastores.serverclaims import ServerClaims
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import Client, Fence
 from datastore.controller.runtime.operator import Kind, Reconcile
@@ -49,6 +50,7 @@ class DatastoreKind(Kind):
         )
         self._plain = PlainClaims(client, self._informers, recorder)
         self._announcer = Announcer(client, self._uses)
+        self._server_claims = ServerClaims(client, self._informers)
 
     def watches(self) -> Sequence[Watch]:
         """See Kind."""
@@ -61,11 +63,12 @@ class DatastoreKind(Kind):
     def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
         """See Kind."""
         self._leading = leading
+        always = (self._nodes.run, self._server_claims.run)
         if not self._settings.watch_secrets:
-            return (self._nodes.run,)
+            return always
         watch = SecretWatch(self._client, self._uses, leading, self._secret_changed)
         watched = self._settings.watched_namespaces or ("",)
-        return (*(partial(watch.run, namespace) for namespace in watched), self._announcer.run, self._nodes.run)
+        return (*(partial(watch.run, namespace) for namespace in watched), self._announcer.run, *always)
 
     def refresh(self) -> None:
         """See Kind."""

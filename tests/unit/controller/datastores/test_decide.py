@@ -549,12 +549,14 @@ def test_an_export_is_removed_with_every_reclaim_policy(policy: str) -> None:
     assert not plan_deletion(replace(state, failure=errors.Unreachable("x"))).finish, "it may still be exported"
 
 
-def without_class(spec: dict[str, Any], storage_class: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The status of a Datastore that worked, and the one after its StorageClass was deleted."""
+def without_class(
+    spec: dict[str, Any], storage_class: dict[str, Any], owner: Owner = Owner.THIS
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The status of a Datastore that worked, and the one after its StorageClass was deleted. owner: of its data."""
     what = effective_spec(body(spec), storage_class, Settings())
     datastore = {**body(spec), "status": {"provisionedBy": what.provisioned_by, "storageClassName": what.class_name}}
     there = {"claim": claim_of(what), "volume": {**volume_of(what), "status": {"phase": "Bound"}}}
-    before = decide(seen(datastore, effective=what, facts=replace(WORKS, owner=Owner.THIS), **there)).status
+    before = decide(seen(datastore, effective=what, facts=replace(WORKS, owner=owner), **there)).status
     gone = Facts(error=Mistake("StorageClassNotFound", "there is no StorageClass c", permanent=True))
     return before, decide(seen({**datastore, "status": before}, effective=None, facts=gone, **there)).status
 
@@ -574,20 +576,22 @@ def test_what_is_known_of_the_data_stays_when_the_class_is_gone() -> None:
 
 @promise("S-78", "S-287", "S-297")
 @pytest.mark.parametrize(
-    ("spec", "storage_class", "waits"),
+    ("spec", "storage_class", "owner", "waits"),
     [
-        ({"nfs": {}}, nfs_class(), True),
-        ({"storageClassName": "nas"}, nfs_class(), True),
-        ({"storageClassName": "c", "reclaimPolicy": "Delete"}, S3_CLASS, True),
-        ({"storageClassName": "c", "reclaimPolicy": "Archive"}, S3_CLASS, True),
-        ({"storageClassName": "c"}, S3_CLASS, False),
+        ({"nfs": {}}, nfs_class(), Owner.THIS, True),
+        ({"storageClassName": "nas"}, nfs_class(), Owner.THIS, True),
+        ({"storageClassName": "c", "reclaimPolicy": "Delete"}, S3_CLASS, Owner.THIS, True),
+        ({"storageClassName": "c", "reclaimPolicy": "Archive"}, S3_CLASS, Owner.THIS, True),
+        ({"storageClassName": "c", "reclaimPolicy": "Delete"}, S3_CLASS, Owner.NOBODY, False),
+        ({"storageClassName": "c", "reclaimPolicy": "Archive"}, S3_CLASS, Owner.OTHER, False),
+        ({"storageClassName": "c"}, S3_CLASS, Owner.THIS, False),
     ],
 )
 def test_what_was_made_for_a_datastore_waits_for_its_class(
-    spec: dict[str, Any], storage_class: dict[str, Any], waits: bool
+    spec: dict[str, Any], storage_class: dict[str, Any], owner: Owner, waits: bool
 ) -> None:
     """Without the class nobody knows where it is: an export would be served, and data be left, for good."""
-    _, status = without_class(spec, storage_class)
+    _, status = without_class(spec, storage_class, owner)
     gone = Mistake("StorageClassNotFound", "there is no StorageClass c", permanent=True)
     state = replace(going(effective=None, failure=gone), datastore={**body(spec), "status": status})
     plan = plan_deletion(state)
@@ -596,6 +600,19 @@ def test_what_was_made_for_a_datastore_waits_for_its_class(
         assert plan.status["conditions"][0]["reason"] == "StorageClassNotFound"
         assert "remove-finalizer" in plan.status["conditions"][0]["message"]
     assert plan_deletion(replace(state, abandoned=True)).finish, "its namespace goes"
+
+
+@promise("S-73")
+def test_what_a_deletion_would_do_is_said_in_an_outage_too() -> None:
+    spec = {"s3": {"bucket": "digits", "credentialsSecret": "keys", "create": True}, "reclaimPolicy": "Delete"}
+    datastore = body(spec)
+    for facts in (replace(WORKS, owner=Owner.THIS), Facts(error=errors.Unreachable("x"))):
+        what = wanted(spec)
+        there = {"claim": claim_of(what), "volume": {**volume_of(what), "status": {"phase": "Bound"}}}
+        status = decide(seen(datastore, effective=what, facts=facts, **there)).status
+        assert status["owned"] is True
+        assert status["onDeletion"] == "all of s3://digits/ is removed (Delete)"
+        datastore = {**datastore, "status": status}
 
 
 def test_a_failing_removal_is_told_and_tried_again_until_the_namespace_goes() -> None:
