@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from datastore.api.mountspec import MountSpec
 from datastore.api.source import GlusterFSLocation, NFSLocation, S3Location, SFTPLocation, Source
 from datastore.controlclient import Answer
 from datastore.csi.commands import Commands
-from datastore.csi.errors import Unsent
+from datastore.csi.errors import NotAnswering, Unsent
 from datastore.csi.handle import MountHandle
 from datastore.csi.mountdaemon import daemon as mountdaemon
 from datastore.csi.mountdaemon import supervisor
@@ -38,7 +39,7 @@ class Started(list[tuple[subprocess.Popen[bytes], socket.socket]]):
     """The started supervisors, and the other ends of their channels. Supervisors of existing mounts are ready."""
 
     makes_the_mount = False
-    """Whether the first one is to make the mount, and to say so."""
+    """Whether the next one is to make a mount, and to say so."""
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def start(*_: object, **__: object) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(["sleep", "60"], start_new_session=True)
-        if made or not made.makes_the_mount:
+        if not made.makes_the_mount:
             frames.send(theirs, READY)
         made.append((process, theirs))
         return process, ours
@@ -72,17 +73,18 @@ def mount_of(tmp_path: Path) -> SupervisedMount:
 
 def mount_by(daemon: MountDaemon, request: MountRequest, started: Started) -> None:
     """Have the daemon mount a volume; its supervisor says that it has made the mount."""
-    started.makes_the_mount = True
+    started.makes_the_mount, number = True, len(started)
 
     def share() -> None:
-        eventually(lambda: bool(started))
+        eventually(lambda: len(started) > number)
         with open(os.devnull, "rb") as null:
-            frames.send(started[0][1], READY, (null.fileno(), null.fileno()))
+            frames.send(started[number][1], READY, (null.fileno(), null.fileno()))
 
     sharing = threading.Thread(target=share)
     sharing.start()
     daemon.mount(request).close()
     sharing.join()
+    started.makes_the_mount = False
 
 
 def handle_of(mount: SupervisedMount) -> MountHandle:
@@ -176,6 +178,32 @@ def test_a_supervisor_that_dies_during_a_flush_is_replaced_since_the_mount_may_h
     eventually(lambda: [each.supervisor_pid for each in daemon.states()] == [started[1][0].pid])
     daemon.abandon()
     assert daemon.states() == []
+    for _, theirs in started:
+        theirs.close()
+
+
+@promise("S-87")
+def test_at_the_shutdown_of_a_node_all_servers_upload_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    """One after the other, a storage that is away would take the pod's grace period from all but the first two."""
+    together = threading.Barrier(3)
+
+    def flush(state_dir: Path, *_: object) -> Answer:
+        together.wait(PATIENCE_S)
+        if state_dir.name == "b":
+            raise NotAnswering("no answer")
+        return {"ok": True}
+
+    monkeypatch.setattr(controlclient, "ask", flush)
+    daemon = MountDaemon(Cgroups(own=tmp_path / "none"))
+    for name in "abc":
+        request = request_for(tmp_path)
+        spec = replace(request.spec, mountpoint=str(tmp_path / "at" / name), state_dir=str(tmp_path / name))
+        mount_by(daemon, replace(request, volume_id=name, spec=spec), started)
+    daemon.flush(PATIENCE_S)
+    assert not together.broken
+    daemon.abandon()
     for _, theirs in started:
         theirs.close()
 
