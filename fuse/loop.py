@@ -38,7 +38,9 @@ LANES = 64
 DISK_LANES = 8
 """The most threads for the local disk; a pool of its own, so that the disk never waits for a storage that is down."""
 _LOST_S = 1800.0
-"""After this time a call in a lane is abandoned; the store's own deadlines should have ended it long before."""
+"""A call in a lane that made no progress for this time is abandoned; other deadlines should have ended it before."""
+_EACH_WIDTH = 32
+"""For how many items each() works at the same time: half the number of connections to the store."""
 _LOOK_S = 30.0
 """How often the lanes are checked for calls to abandon."""
 _TICK_S = 0.25
@@ -74,8 +76,16 @@ async def pause(seconds: float) -> None:
     loop = running()
     if loop is None:
         time.sleep(seconds)
+        progressed()
     else:
         await loop.sleep(seconds)
+
+
+def progressed() -> None:
+    """Tell the lane that this thread is, if it is one, that its call makes progress and is not to be abandoned."""
+    work = THIS_THREAD.work
+    if isinstance(work, _Job):
+        work.since = work.clock()
 
 
 def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
@@ -508,11 +518,12 @@ def _outcome(future: Future[R], call: Callable[[], R]) -> Ready:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A function that is queued or runs in a lane. since: when a lane began it, in seconds of the loop's clock."""
+    """A function that is queued or runs in a lane. since: when it began or last made progress, by the loop's clock."""
 
     function: Callable[[], Any]
     call: Call | None
     future: Future[Any]
+    clock: Callable[[], float]
     since: float = 0.0
 
 
@@ -535,7 +546,7 @@ class Lanes:
     def run(self, call: Callable[[], R]) -> Future[R]:
         """Queue `call` as a part of the call that the present task works for. Only for the loop's thread."""
         future: Future[R] = Future()
-        self._queue.put(_Job(call, current_call(), future))
+        self._queue.put(_Job(call, current_call(), future, self._loop.clock))
         with self._lock:
             self._unended += 1
             if len(self._threads) - self._lost < min(self._width, self._unended):
@@ -554,7 +565,7 @@ class Lanes:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             with self._lock:
-                job.since = self._loop.clock()
+                job.since = job.clock()
                 self._at_work.add(job)
             THIS_THREAD.work = job
             tell = _outcome(job.future, job.function)
@@ -583,7 +594,7 @@ class Lanes:
             job.future.set_error(DeadlineExceeded("a request to the store got no answer for too long; try again"))
 
 
-async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int) -> list[R]:
+async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int = _EACH_WIDTH) -> list[R]:
     """Await call(item) for all items, `width` at a time; return the results in order. The first error in that order is
     raised when all have ended. Without a loop the calls run one after the other, up to the first error."""
     loop = running()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
         help=HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(version_option)
@@ -68,7 +70,17 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
             continue
         settings = {"allow_interspersed_args": verb != _STARTS_ANOTHER}
         app.command(verb, hidden=verb == _HIDDEN, context_settings=settings)(found)
+    _show_whole_sentences(app)
     return app
+
+
+def _show_whole_sentences(app: typer.Typer) -> None:
+    """Have --help show the first sentence of each verb whole; typer would cut it to fit on one line."""
+    for verb in app.registered_commands:
+        verb.short_help = re.split(r"(?<=\.)\s", (verb.callback.__doc__ or "").strip(), maxsplit=1)[0]
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _show_whole_sentences(group.typer_instance)
 
 
 def run(arguments: Sequence[str]) -> object:
@@ -106,9 +118,12 @@ def _failed(error: Exception) -> int:
         traceback.print_exc()
     describe = getattr(error, "format_message", None)
     if callable(describe):
-        # A usage error of typer describes what is wrong. Without any argument, typer has shown the help already.
-        if text := describe().replace("Value error, ", ""):
-            fail(f"{text} (see --help)")
+        # A usage error of typer describes what is wrong, or is the help if there is no argument.
+        text, context = describe(), getattr(error, "ctx", None)
+        if context is not None and text == context.get_help():
+            sys.stdout.write(text + "\n")
+        else:
+            fail(f"{text.replace('Value error, ', '')} (see --help)")
         return ExitCode.USAGE
     if isinstance(error, DatastoreError):
         fail(str(error))

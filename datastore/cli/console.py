@@ -46,10 +46,14 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=True) + "\n")
 
 
-def print_columns(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    """Print aligned columns, which are never cut, on standard output."""
+def print_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", *, if_empty: str = ""
+) -> None:
+    """Print aligned columns, which are never cut, on standard output; if_empty: a note for the user of a list."""
     table = [list(header), *([one_line(cell) or "-" for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     for row in table:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         sys.stdout.write(f"{indent}{line}".rstrip() + "\n")
+    if if_empty and not rows:
+        note(if_empty)

@@ -13,6 +13,7 @@ from datastore.mounting.directory import real_path
 from datastore.mounting.records import MountRecord, all_records, is_server
 from datastore.mounting.unsent import unsent_files
 
+NONE_MOUNTED = "no Datastore is mounted; mount one with `datastore mount FILE`"
 MOUNTED, CRASHED, HANGING, UNMOUNTED = "mounted", "crashed", "not answering", "not mounted"
 DETACHED = "detached"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, print_columns, print_json
-from datastore.cli.inspection import inspect
+from datastore.cli.inspection import NONE_MOUNTED, inspect
 from datastore.mounting.records import all_records
 from datastore.mounting.silence import state_words
 
@@ -24,7 +24,7 @@ def list_command(output: Output = Format.TABLE) -> None:
         mode = "ro" if each["readOnly"] else "rw"
         numbers = [str(counts["unsent"]), str(counts["failed"])]
         rows.append([each["name"], each["mountpoint"], each["location"], mode, state_words(each), *numbers])
-    print_columns(_COLUMNS, rows)
+    print_columns(_COLUMNS, rows, if_empty=NONE_MOUNTED)
 
 
 def _counts(dirty: list[dict[str, object]]) -> dict[str, int]:

@@ -30,7 +30,7 @@ def remove_finalizer_command(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...",
+            metavar="NAME",
             help="Datastores that are being deleted, or modelversion/NAME; also as `kubectl get -o name` prints them.",
         ),
     ],

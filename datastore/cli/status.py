@@ -11,7 +11,7 @@ import typer
 
 from datastore.cli.arguments import Output
 from datastore.cli.console import Format, note, one_line, print_columns, print_json
-from datastore.cli.inspection import complete_mounted, find, inspect
+from datastore.cli.inspection import NONE_MOUNTED, complete_mounted, find, inspect
 from datastore.cli.rates import short_time
 from datastore.histogram import quantile_s
 from datastore.mounting.records import all_records
@@ -38,7 +38,7 @@ def status_command(
         print_json(seen if target is None else seen[0])
         return
     if not seen:
-        note("nothing is mounted")
+        note(NONE_MOUNTED)
     for number, each in enumerate(seen):
         sys.stdout.write("\n" * (number > 0) + (_text(each) if verbose else _short(each)))
         if verbose:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from datastore.cli.arguments import Output
-from datastore.cli.console import Format
-from datastore.cli.inspection import inspect
+from datastore.cli.console import Format, note
+from datastore.cli.inspection import NONE_MOUNTED, inspect
 from datastore.cli.live import LiveTable, waited_out
 from datastore.cli.rates import COLUMNS, cells, rates
 from datastore.mounting.records import all_records
@@ -30,6 +30,8 @@ def top_command(
     with watching() as watch, ExitStack() as stack:
         table = LiveTable(COLUMNS, _LEFT, cells, output, once, stack)
         before, looked_at = _look(), time.monotonic()
+        if not before:
+            note(NONE_MOUNTED)
         while not waited_out(watch, interval):
             after, now = _look(), time.monotonic()
             table.show([rates(before.get(key), seen, now - looked_at) for key, seen in after.items()])

@@ -156,9 +156,7 @@ def _discard(record: MountRecord, path: str) -> None:
             raise
         count = unsent.discard(record.state_dir, path)
     if not count:
-        raise DatastoreError(
-            f"{path}: nothing of this path was refused, or it is still open; see datastore unsent {record.name}"
-        )
+        raise DatastoreError(f"{path}: no upload of this path has failed; see datastore unsent {record.name}")
     note(f"{path} is discarded")
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from datastore import mountinfo
+from datastore import mountinfo, ourprocess
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import Directories, MountOptions, mount_spec, state_name
 from datastore.controlclient import MOUNT_FILE
-from datastore.errors import InvalidManifest, MountFailed
+from datastore.errors import DatastoreError, InvalidManifest, MountFailed, error_named
 from datastore.mounting import directory, kernelnfs, mounttable, unsent
 from datastore.mounting.mountserver import start
 from datastore.mounting.places import cache_root, make_cache, make_private, state_root
@@ -43,26 +44,30 @@ def mount(
     *,
     ends_with_us: bool = False,
 ) -> MountRecord:
-    """Mount a Datastore at an absolute path. ends_with_us: if a server of ours serves the mount, it ends when this
-    process dies. Errors: any DatastoreError, Interrupted; then nothing stays mounted."""
+    """Mount a Datastore at an absolute path. ends_with_us: the mount ends when this process dies, also by kill -9.
+    Errors: any DatastoreError, Interrupted; then nothing stays mounted."""
     if not datastore.spec.s3 and (options.uid, options.gid, options.umask) != (None, None, None):
         raise InvalidManifest(
             f"Datastore {datastore.name}: --uid, --gid and --umask are for s3; {datastore.spec.backend} knows owners"
         )
     if datastore.spec.local:
-        return _mount_local(datastore, mountpoint, options, watch)
+        record = _mount_local(datastore, mountpoint, options, watch)
+        return _ending_with_us(record) if ends_with_us else record
     _forget_oldest()
     directories = Directories(state_root=str(state_root()), cache_dir=str(cache_root()))
     spec = mount_spec(manifest, datastore, mountpoint, directories, options)
     state_dir = Path(spec.state_dir)
     seen = {"name": spec.name, "mountpoint": mountpoint, "location": datastore.location, "read_only": spec.read_only}
     if kernelnfs.mounts(spec):
-        return _mount_in_kernel(state_dir, {**seen, "kind": "nfs"}, lambda: kernelnfs.mount(spec, watch), watch)
+        with _named(datastore):
+            record = _mount_in_kernel(state_dir, {**seen, "kind": "nfs"}, lambda: kernelnfs.mount(spec, watch), watch)
+        return _ending_with_us(record) if ends_with_us else record
     make_cache(Path(spec.cache_dir))
     with _locked(state_dir), _prepared(mountpoint) as made:
         _refuse_serving(state_dir, mountpoint)
         _keep(mountpoint, state_dir / COMMAND_FILE, {**seen, "made": made})
-        ready = start(spec, watch, ends_with_us=ends_with_us)
+        with _named(datastore):
+            ready = start(spec, watch, ends_with_us=ends_with_us)
     return MountRecord(
         state_dir=state_dir,
         name=spec.name,
@@ -73,6 +78,15 @@ def mount(
         server_pid=ready.server_pid,
         made=made,
     )
+
+
+@contextmanager
+def _named(datastore: Datastore) -> Iterator[None]:
+    """Begin what the storage, or the search for credentials, reports with the name of the Datastore."""
+    try:
+        yield
+    except DatastoreError as error:
+        raise error_named(type(error).__name__, f"Datastore {datastore.name}: {error}") from error
 
 
 def _refuse_serving(state_dir: Path, mountpoint: str) -> None:
@@ -123,6 +137,23 @@ def _mount_in_kernel(
         except BaseException:
             (state_dir / MOUNT_FILE).unlink(missing_ok=True)
             raise
+    return record
+
+
+def _ending_with_us(record: MountRecord) -> MountRecord:
+    """Have a shell detach a mount of the kernel when this process dies: then the pipe on which the shell waits ends."""
+    reading, _writing = os.pipe()  # nothing closes its other end before we die
+    script = 'read -r _; umount -c -i -l -- "$0" && rm -f -- "$@"'
+    files = [str(record.state_dir / name) for name in (MOUNT_FILE, COMMAND_FILE)]
+    shell = subprocess.Popen(
+        ["sh", "-c", script, record.mountpoint, *files],
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(reading)
+    ourprocess.let_go(shell)
     return record
 
 

@@ -59,7 +59,6 @@ class Attributes(NamedTuple):
     gid: int
     size: int
     rdev: int
-    fsid: int
     fileid: int
     atime_ns: int
     mtime_ns: int
@@ -146,7 +145,6 @@ def _attributes(given: Any) -> Attributes:
         gid=given.gid,
         size=given.size,
         rdev=os.makedev(given.major, given.minor) & 0xFFFFFFFF,
-        fsid=given.fsid,
         fileid=given.fileid,
         atime_ns=_time_ns(given.atime),
         mtime_ns=_time_ns(given.mtime),

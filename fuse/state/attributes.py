@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ..loop import Loop
+from ..loop import Loop, Task
 from ..store.base import ETag, ObjectInfo
 from .statedb import KnownAttributes, StateDb
 
@@ -30,16 +30,16 @@ def is_racy(info: ObjectInfo) -> bool:
 class AttributeMemory:
     """Keeps `entries` objects in memory, before the mount's database. Only for the loop's thread, except asking()."""
 
-    def __init__(self, db: StateDb, *, entries: int = 100_000, loop: Loop | None = None) -> None:
-        """loop: its pool threads ("lanes") write to the database, so the loop never waits; None: the caller writes."""
+    def __init__(self, db: StateDb, loop: Loop, *, entries: int = 100_000) -> None:
+        """loop: its pool threads ("lanes") write to the database, so the loop never waits."""
         self._db = db
         self._loop = loop
         self._entries = entries
         self._recent: OrderedDict[str, KnownAttributes] = OrderedDict()
         self._unsaved: dict[str, KnownAttributes | None] = {}
         """What the database does not have yet, by key; None: the object was removed or changed: delete its row."""
-        self._saving = False
-        """Whether a pool thread writes rows of _unsaved."""
+        self._saving: Task[None] | None = None
+        """The last task to write rows of _unsaved; only one is at work at a time, so that no older row comes last."""
         self._changes = 0
         """How many changes of objects forget() was told of; the number of a change is this count after it."""
         self._changed: OrderedDict[str, int] = OrderedDict()
@@ -83,34 +83,29 @@ class AttributeMemory:
             self._asked_since = self._changed.popitem(last=False)[1]
         self._save_later(key, None)
 
-    def save(self) -> None:
+    async def save(self) -> None:
         """Write to the database what it does not have yet."""
-        batch, self._unsaved = self._unsaved, {}
-        self._write(batch)
+        if self._saving is not None:
+            await self._saving
+        await self._save(dict(self._unsaved))
+
+    def _save_later(self, key: str, row: KnownAttributes | None) -> None:
+        self._unsaved[key] = row
+        if len(self._unsaved) >= _BATCH and (self._saving is None or self._saving.done):
+            self._saving = self._loop.background(self._save(dict(self._unsaved)))
+
+    async def _save(self, batch: Mapping[str, KnownAttributes | None]) -> None:
+        await self._loop.on_disk(self._write, batch)
+        self._unsaved = {key: row for key, row in self._unsaved.items() if batch.get(key, batch) is not row}
 
     def _write(self, batch: Mapping[str, KnownAttributes | None]) -> None:
-        """Write a batch, perhaps in a pool thread. On a full disk it is lost: the store is asked again, and rows of
-        removed objects stay until they are trimmed."""
+        """Write a batch, in a pool thread. On a full disk it is lost: the store is asked again, and rows of removed
+        objects stay until they are trimmed."""
         with suppress(OSError):
             self._db.remember_attributes(
                 [(key, row) for key, row in batch.items() if row is not None],
                 [key for key, row in batch.items() if row is None],
             )
-
-    def _save_later(self, key: str, row: KnownAttributes | None) -> None:
-        self._unsaved[key] = row
-        if len(self._unsaved) < _BATCH or self._saving:
-            return
-        if self._loop is None:
-            self.save()
-        else:
-            self._saving = True
-            self._loop.background(self._save_aside(self._loop, dict(self._unsaved)))
-
-    async def _save_aside(self, loop: Loop, batch: Mapping[str, KnownAttributes | None]) -> None:
-        await loop.on_disk(self._write, batch)
-        self._saving = False
-        self._unsaved = {key: row for key, row in self._unsaved.items() if batch.get(key, batch) is not row}
 
     def _keep(self, key: str, row: KnownAttributes) -> None:
         self._recent[key] = row

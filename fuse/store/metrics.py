@@ -101,7 +101,6 @@ class Silence:
 class _Tally:
     sent_bytes: int = 0
     received_bytes: int = 0
-    slowest_s: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
     buckets: Histogram = field(default_factory=Histogram)
@@ -121,7 +120,6 @@ class StoreMetrics:
             tally = self._tallies[method]
             tally.sent_bytes += sent
             tally.received_bytes += received
-            tally.slowest_s = max(tally.slowest_s, seconds)
             tally.buckets.add(max(0, int(seconds * 1e9)))
             if error:
                 tally.errors[error] += 1
@@ -132,7 +130,7 @@ class StoreMetrics:
             self._tallies[method].retries[type(error).__name__] += 1
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return by method calls, sent_bytes, received_bytes, seconds, slowest_s, errors and retries by class, buckets.
+        """Return by method calls, sent_bytes, received_bytes, seconds, errors and retries by class, buckets.
         The edges of the buckets are datastore.histogram.EDGES_S; a call and its retries count as one call."""
         with self._lock:
             return {
@@ -140,7 +138,6 @@ class StoreMetrics:
                     **vars(tally),
                     "calls": sum(tally.buckets.buckets()),
                     "seconds": round(tally.buckets.total_ns / 1e9, 6),
-                    "slowest_s": round(tally.slowest_s, 6),
                     "errors": dict(tally.errors),
                     "retries": dict(tally.retries),
                     "buckets": tally.buckets.buckets(),

@@ -196,7 +196,7 @@ def build_filesystem(
     settings = settings_of(spec)
     clock = clock or SystemClock()
     shares = Shares.of(spec.memory_bytes)
-    known = AttributeMemory(db, entries=shares.attributes, loop=loop)
+    known = AttributeMemory(db, loop, entries=shares.attributes)
     core = Core(
         settings=settings,
         store=store,

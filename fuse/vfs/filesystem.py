@@ -79,7 +79,7 @@ class DatastoreFilesystem:
         for line in await self.flush_all():
             log.error("not in the store, kept on disk", extra=fields(file=line))
         self.core.passthrough.close()
-        self.core.known.save()
+        await self.core.known.save()
 
     async def flush_all(self) -> list[str]:
         """Send everything that is unsent; return a line for each file that failed."""

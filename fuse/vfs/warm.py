@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datastore.errors import NotFound, StoreError
 from datastore.units import format_count, format_size
 
+from ..loop import each
 from ..store.base import ObjectVersion
 from .filesystem import DatastoreFilesystem
 from .tree.core import Core
@@ -57,7 +58,7 @@ async def warm(
                 errors.append(f"{version.key}: {error}")
             report(1, 0)
 
-    await core.each(fetch, range(_FILES_AT_ONCE))
+    await each(fetch, range(_FILES_AT_ONCE))
     if full or len(fitting) < len(versions):
         await core.loop.on_disk(cache.recount)
     missing = await core.loop.on_disk(lambda: [version for version in versions if not cache.present(version)])

@@ -62,6 +62,14 @@ http.server.test(handler, port=int(os.environ["DATASTORE_PORT"]), bind="127.0.0.
 """Serves the files of a version over HTTP until SIGINT."""
 
 
+LOCAL = """
+apiVersion: datastore.dev/v1alpha1
+kind: Datastore
+metadata: {{name: models}}
+spec: {{local: {{path: {folder}/kept}}}}
+"""
+
+
 @dataclass
 class Laptop:
     """A folder with everything, and a file with two Datastores: `models` in a bucket, and `runs` beside it."""
@@ -149,10 +157,15 @@ def test_a_version_is_served_on_this_machine_until_ctrl_c(laptop: Laptop) -> Non
 
 
 @promise("S-415")
-def test_what_a_killed_serve_started_ends(laptop: Laptop) -> None:
-    """The server, and the mount."""
+@pytest.mark.parametrize("backend", ["s3", "local"] if os.geteuid() == 0 else ["s3"])
+def test_what_a_killed_serve_started_ends(laptop: Laptop, backend: str) -> None:
+    """The server, and the mount, also one that the kernel makes without a process of ours."""
+    file = laptop.folder / "project.yaml"
+    if backend == "local":
+        (laptop.folder / "kept").mkdir()
+        file.write_text(LOCAL.format(folder=laptop.folder))
     laptop.model("save", "digits", "--from", plant(laptop.folder / "source"))
-    words = ("digits:1", "--port", str(free_port()), "-f", str(laptop.folder / "project.yaml"), "--store", "models")
+    words = ("digits:1", "--port", str(free_port()), "-f", str(file), "--store", "models")
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     command = [COMMAND, "serve", *words, "--", sys.executable, "-c", program]
     with subprocess.Popen(command, env=laptop.client.environment, stdout=subprocess.PIPE) as serving:
@@ -162,6 +175,7 @@ def test_what_a_killed_serve_started_ends(laptop: Laptop) -> None:
         serving.kill()
     eventually(lambda: not psutil.pid_exists(pid), "the server has ended")
     eventually(lambda: "digits-1" not in laptop.client.run("list").stdout, "the mount has ended")
+    assert "digits/1" not in Path("/proc/self/mounts").read_text()
 
 
 def _fetched(port: int, name: str) -> bytes | None:

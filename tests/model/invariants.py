@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 
 from datastore.fuse.data.staging import StagedFile
 from datastore.fuse.vfs.filesystem import DatastoreFilesystem
@@ -19,8 +20,8 @@ def check(fs: DatastoreFilesystem, *, restarted: bool = False) -> None:
         assert node.ino == ino
         _check_place(fs, node)
         _check_content(node, restarted=restarted)
-    opened = fs.handles.opens()
-    assert {n.ino: n.handles for n in nodes.by_ino.values() if n.handles} == dict(opened)
+    opened = Counter(handle.node.ino for handle in fs.handles._by_fh.values())
+    assert {n.ino: n.handles for n in nodes.by_ino.values() if n.handles} == opened
     _check_journal(fs)
 
 

@@ -590,6 +590,29 @@ def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monke
     loop.close()
 
 
+def test_a_call_that_makes_progress_is_not_given_up_however_long_it_takes() -> None:
+    clock = ManualClock()
+    loop, looked = Loop(clock.monotonic), threading.Event()
+
+    def slow() -> str:
+        for _ in range(3):
+            clock.advance(0.7 * module._LOST_S)
+            now(pause(0.0))
+            looked.clear()
+            assert looked.wait(PATIENCE_S)
+        return "done"
+
+    async def asks() -> str:
+        return await loop.lane(slow)
+
+    task = loop.spawn(asks())
+    while not task.done:
+        loop.soon(looked.set)
+        loop.turn()
+    assert task.result() == "done"
+    loop.close()
+
+
 def test_tasks_and_lanes_work_for_the_call_of_who_began_them(loop: Loop) -> None:
     mine = Call(0.0)
 

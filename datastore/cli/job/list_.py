@@ -20,4 +20,5 @@ def list_command(
     if output is Format.JSON:
         print_json([as_json(each) for each in found])
         return
-    print_columns(LIST, [list_row(each, datetime.now(UTC)) for each in found])
+    none = "there is no TrainingJob yet; submit one with `datastore job submit -f FILE`"
+    print_columns(LIST, [list_row(each, datetime.now(UTC)) for each in found], if_empty=none)

@@ -31,6 +31,7 @@ def list_command(
         check_model(name)
     with open_store(file, store) as opened:
         found = _models(opened.models) if name is None else _versions(opened.models, name)
+        where = opened.models.storage.location
     if output is Format.JSON:
         print_json(found)
     else:
@@ -38,6 +39,7 @@ def list_command(
         print_columns(
             (first, *(() if name else ("NEWEST",)), "ALIASES", "FILES", "SIZE", "SAVED", "DIGEST"),
             [_row(each, named=name is None) for each in found],
+            if_empty=f"{where} has no model yet; save one with `datastore model save NAME --from SOURCE`",
         )
     for each in found:
         if "damage" in each:

@@ -6,6 +6,7 @@ import stat
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from ...loop import each
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
@@ -70,7 +71,7 @@ class Pages:
             return 0, self._first or await self._ask(0)
         while at < len(self._spans):
             batch = [one for one in range(at, min(at + abreast, len(self._spans))) if one not in self._answers]
-            self._answers.update(zip(batch, await self._core.each(self._ask, batch), strict=True))
+            self._answers.update(zip(batch, await each(self._ask, batch), strict=True))
             while at in self._answers:
                 page = self._answers.pop(at)
                 if not page.digest or page.digest != self._spans[at][2]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from datastore.api.names import MARKER
 from datastore.errors import KeyTooLong, NotFound, PreconditionFailed, StoreError
 
+from ...loop import each
 from ...ops import FSError
 from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
 from ..tree import facts
@@ -197,7 +198,7 @@ class Remote:
         """Find out what a name (one_key() holds) is, without a listing: a directory, else a file, else a link."""
         place = parent.place
         kinds = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
-        found = await self._core.each(partial(self._probe_kind, parent, segment_of(name)), kinds)
+        found = await each(partial(self._probe_kind, parent, segment_of(name)), kinds)
         if parent.place != place:
             return await self.probe(parent, name)
         return next((listed for listed in found if listed is not None), None)
@@ -265,7 +266,7 @@ class Remote:
             await self._settled(*told, learn)
 
         await self._core.store.head_many([node.key for node in nodes], take)
-        await self._core.each(settle, later)
+        await each(settle, later)
 
     async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
         """Process the answer to a HEAD and return what head() does; None: ask again, because the node has changed."""

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from datastore.errors import StoreError
 
-from ...loop import Task
+from ...loop import Task, each
 from ...ops import FSError
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
@@ -88,7 +88,7 @@ class Walks:
             await self._ask(parent, walk, starts)
 
     async def _ask(self, parent: Directory, walk: Walk, starts: list[str]) -> None:
-        for suspects, listed_at in await self._core.each(partial(self._page, parent, walk, _standing(parent)), starts):
+        for suspects, listed_at in await each(partial(self._page, parent, walk, _standing(parent)), starts):
             await self._remote.settle(suspects, listed_at)
 
     async def _page(

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from itertools import count
 
 from ...data.reader import ReadStream
@@ -122,10 +122,6 @@ class Handles:
             if handle.stream is not None:
                 handle.stream.close()
         return handle
-
-    def opens(self) -> Counter[Ino]:
-        """Return how many handles each inode has."""
-        return Counter(handle.node.ino for handle in self._by_fh.values())
 
     def node_of(self, ino: Ino, fh: Fh) -> Node:
         """Return the node of a handle, or of the inode if the handle is not in the table. Errors: FSError(ESTALE)."""

@@ -6,18 +6,17 @@ are taken in this order (docs/CONCURRENCY.md): tree lock, directory.listing_lock
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 from datastore.clock import Clock
 from datastore.errors import NotFound, StoreError
 
 from ...data.blockcache import BlockCache
 from ...data.reader import Reader
-from ...loop import Future, Lock, Loop, each
+from ...loop import Future, Lock, Loop
 from ...ops import Notifier
 from ...state.attributes import AttributeMemory
 from ...state.listings import SavedListings
@@ -29,12 +28,6 @@ from ...store.base import ObjectInfo, ObjectStore
 from .attrs import Defaults
 from .nodes import Node, NodeTable
 from .passthrough import PassthroughFiles
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-_EACH_WIDTH = 32
-"""How many items one call of each() works on at the same time: half the number of connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +148,6 @@ class Core:
         for key in keys:
             self.known.forget(key)
         return failures
-
-    async def each(self, call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-        """Await call(item) for all, some at a time; results in order. The first error is raised when all have ended."""
-        return await each(call, items, _EACH_WIDTH)
 
 
 def _records(nodes: Iterable[Node]) -> list[NodeRecord]:

@@ -12,7 +12,7 @@ from datastore.errors import StoreError
 from datastore.logs import fields
 
 from ...data.multipart import COPY_MAX, PARTS_MAX, Part
-from ...loop import Semaphore
+from ...loop import Semaphore, each
 from ...state.rows import Subject
 from ...store.base import (
     ByteRange,
@@ -91,7 +91,7 @@ class Copies:
         try:
             await self._remove(list(self.made), keep_marker=keep_marker)
             unknown = [key for key in self._begun if key not in self.made]
-            there = await self._core.each(self._was_made, unknown)
+            there = await each(self._was_made, unknown)
             await self._remove(list(compress(unknown, there)), keep_marker=keep_marker)
         except StoreError as error:
             log.warning("copies of a rename that failed stay", extra=fields(below=self._new, error=str(error)))
@@ -132,7 +132,7 @@ class Copies:
 
     async def _copy_all(self, found: Sequence[ListedObject], *, keep_newer: bool) -> None:
         copy = partial(self._copy, keep_newer=keep_newer)
-        await self._core.each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
+        await each(copy, [one for one in found if one.size <= COPY_OBJECT_MAX])
         for one in found:
             if one.size > COPY_OBJECT_MAX:
                 await copy(one)  # one by one: each has many parts that are copied at the same time

@@ -317,14 +317,16 @@ class Uploads:
         return ""
 
     async def forget(self, path: str) -> int:
-        """Drop unsent files that belong to no node, or failed and are not open, by the path that unsent() shows, else
-        by their path in this mount; return how many.
+        """Drop unsent files that belong to no node, or failed, by the path that unsent() shows, else by their path in
+        this mount; return how many. Errors: DatastoreError for one that is open: its program may still send it.
         """
         core = self._core
         named = set()
         for node in [node for node in core.nodes.unsent() if os.fsdecode(node.path) == path]:
             async with core.tree.shared(), node.lock:
-                if node.staged is not None and node.staged.error and not node.handles:
+                if node.staged is not None and node.staged.error:
+                    if node.handles:
+                        raise DatastoreError(f"{path}: a program still has it open; close it there, then discard it")
                     named.add(node.staged.name)
                     self.set_aside(node)
         named.update(name for name, left in self.orphans.files.items() if left.to.key == path)

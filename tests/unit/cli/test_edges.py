@@ -119,10 +119,17 @@ def test_wrong_usage_is_one_line(cli: Cli) -> None:
 def test_usage_has_one_pair_of_brackets_around_an_argument(cli: Cli) -> None:
     assert "mount [OPTIONS] {FILE} [NAME] [DIR]" in cli("mount", "--help").out
     for verb in app.VERBS:
-        usage = cli(verb, "--help").out.partition(" [OPTIONS] ")[2].splitlines()[0].strip()
+        shown = cli(verb, "--help").out
+        usage = shown.partition(" [OPTIONS]")[2].splitlines()[0].strip()
         assert not set(usage.split()) & {"{--", "[--"}, verb
         assert "[[" not in usage, verb
         assert usage == usage.upper(), verb
+        assert "<bool>" not in shown, "a flag takes no value"
+
+
+def test_the_list_of_verbs_says_whole_sentences(cli: Cli) -> None:
+    for words in ([], ["job"], ["model"]):
+        assert "..." not in cli(*words, "--help").out.partition("\nCommands:\n")[2]
 
 
 def test_a_relative_path_below_a_removed_directory_is_explained(

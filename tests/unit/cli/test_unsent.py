@@ -154,7 +154,7 @@ def test_unsent_discards_files(cli: Cli, left: Path) -> None:
     assert [each["path"] for each in json.loads(cli("unsent", "output", "-o", "json").out)] == ["a.txt", "d/b.txt"]
     missing = cli("unsent", "output", "--discard", "d/c.txt")
     assert missing.code == 1
-    assert "nothing of this path" in missing.err
+    assert "d/c.txt: no upload of this path has failed" in missing.err
 
 
 @promise("S-47")

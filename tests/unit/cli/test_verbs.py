@@ -100,7 +100,11 @@ def test_what_the_server_reports_is_the_error(
     monkeypatch.setenv("FAKE_MODE", "error")
     monkeypatch.setenv("FAKE_KIND", kind)
     monkeypatch.setenv("FAKE_ERROR", "s3://digits/: the server said\nno")
-    assert cli("mount", manifest, "digits", tmp_path / "d") == (code, "", "error: s3://digits/: the server said no\n")
+    assert cli("mount", manifest, "digits", tmp_path / "d") == (
+        code,
+        "",
+        "error: Datastore digits: s3://digits/: the server said no\n",
+    )
     assert not (tmp_path / "d").exists()
     assert cli("list", "-o", "json").out == "[]\n"
 
@@ -123,7 +127,7 @@ def test_an_unreadable_answer_of_the_server_fails_the_mount(
     if mode == "silent":
         monkeypatch.setattr(mountserver, "READY_TIMEOUT_S", 1.0)
         monkeypatch.setattr(mountserver, "STOP_TIMEOUT_S", 0.5)
-    assert cli("mount", manifest, "digits", tmp_path / "d") == (5, "", f"error: {text}\n")
+    assert cli("mount", manifest, "digits", tmp_path / "d") == (5, "", f"error: Datastore digits: {text}\n")
     assert not (tmp_path / "d").exists()
     assert [records.is_server(launched.process.pid) for launched in begun] == [False]
 
@@ -253,8 +257,19 @@ def test_list_shows_what_is_mounted(cli: Cli, mounted: Path) -> None:
     assert row.split() == ["digits", str(mounted), "s3://digits/", "ro", "mounted", "0", "0"]
 
 
+def test_an_empty_list_says_how_to_begin(cli: Cli) -> None:
+    """On standard error: standard output is for programs."""
+    none = "no Datastore is mounted; mount one with `datastore mount FILE`\n"
+    assert cli("list").err == cli("top", "--once").err == none
+    assert cli("list").out.split() == ["NAME", "MOUNTPOINT", "LOCATION", "MODE", "STATE", "UNSENT", "FAILED"]
+    assert cli("list", "-o", "json") == (0, "[]\n", "")
+    assert cli("job", "list").err.startswith(
+        "there is no TrainingJob yet; submit one with `datastore job submit -f FILE`"
+    )
+
+
 def test_status_says_that_nothing_is_mounted(cli: Cli) -> None:
-    assert cli("status") == (0, "", "nothing is mounted\n")
+    assert cli("status") == (0, "", "no Datastore is mounted; mount one with `datastore mount FILE`\n")
     assert cli("status", "-o", "json") == (0, "[]\n", "")
 
 

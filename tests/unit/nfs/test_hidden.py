@@ -39,7 +39,7 @@ def test_the_log_is_empty_after_a_mount_that_removed_them_all(tmp_path: Path, re
     nodes.begin(b"root")
     files = OpenFiles(cast(Client, server), nodes, threading.Condition(), tmp_path)
     files.begin()
-    (node,) = nodes.look_up([(b"handle", Attributes(stat.S_IFREG | 0o644, 1, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0))])
+    (node,) = nodes.look_up([(b"handle", Attributes(stat.S_IFREG | 0o644, 1, 0, 0, 0, 0, 7, 0, 0, 0, 0))])
     files.hide(node, nodes.root(), Credentials(0, 0), calls.remove)
     assert log.stat().st_size
     server.refuses = refuses

@@ -18,7 +18,7 @@ ROOT = b"root"
 
 
 def attributes(fileid: int, kind: int = stat.S_IFREG) -> Attributes:
-    return Attributes(kind | 0o644, 1, 0, 0, 0, 0, 1, fileid, 0, 0, 0, 0)
+    return Attributes(kind | 0o644, 1, 0, 0, 0, 0, fileid, 0, 0, 0, 0)
 
 
 def fresh(path: Path, limit: int = 1000) -> Nodes:

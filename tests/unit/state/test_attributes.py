@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def db(tmp_path: Path) -> Iterator[StateDb]:
 
 @pytest.fixture
 def memory(db: StateDb) -> AttributeMemory:
-    return AttributeMemory(db)
+    return AttributeMemory(db, the_loop())
 
 
 @promise("S-12")
@@ -56,10 +58,10 @@ def test_answers_within_the_second_of_the_change(
 @promise("S-12")
 def test_memory_is_bounded(db: StateDb) -> None:
     """What does not fit is found on disk."""
-    memory = AttributeMemory(db, entries=10)
+    memory = AttributeMemory(db, the_loop(), entries=10)
     for number in range(100):
         memory.asking()(info(f"f{number}"))
-    memory.save()
+    resolve(memory.save())
     assert len(memory._recent) == 10
     assert memory.known("f0", E1, 10 * S) is not None
     assert len(memory._recent) == 10
@@ -76,11 +78,11 @@ def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, mon
         return look(key)
 
     monkeypatch.setattr(db, "attributes", watched)
-    memory = AttributeMemory(db, entries=10)
+    memory = AttributeMemory(db, the_loop(), entries=10)
     for number in range(10):
         assert memory.known(f"f{number}", E1, 10 * S) is None
         memory.asking()(info(f"f{number}"))
-    memory.save()
+    resolve(memory.save())
     assert memory.known("f0", E1, 10 * S) is not None
     assert looked == []
     memory.asking()(info("f10"))
@@ -91,10 +93,10 @@ def test_a_new_mount_does_not_look_on_disk_until_memory_is_full(db: StateDb, mon
 @promise("S-12")
 def test_what_is_being_written_is_not_read_as_it_was(db: StateDb, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of the loop deletes rows of changed objects from the database."""
-    first = AttributeMemory(db)
+    first = AttributeMemory(db, the_loop())
     first.asking()(info("f0"))
-    first.save()
-    memory = AttributeMemory(db, loop=the_loop())
+    resolve(first.save())
+    memory = AttributeMemory(db, the_loop())
     goes_on, write = threading.Event(), db.remember_attributes
 
     def slowly(*rows: Any) -> None:
@@ -113,14 +115,38 @@ def test_what_is_being_written_is_not_read_as_it_was(db: StateDb, monkeypatch: p
     eventually(lambda: len(memory._unsaved) < 100, "what was written is not kept")
 
 
+@promise("S-12", "S-163")
+def test_the_last_rows_are_written_last(db: StateDb, memory: AttributeMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that ends while a thread writes a batch waits for that: else older attributes would replace newer."""
+    goes_on, write, writes = threading.Event(), db.remember_attributes, count()
+
+    def slowly(*rows: Any) -> None:
+        assert next(writes) or goes_on.wait(60.0), "the first batch is held up"
+        write(*rows)
+
+    async def change_and_save() -> None:
+        for number in range(300):
+            memory.asking()(info(f"f{number}"))
+        memory.forget("f0")
+        loop.later(0.05, goes_on.set)
+        await memory.save()
+
+    loop = the_loop()
+    monkeypatch.setattr(db, "remember_attributes", slowly)
+    resolve(change_and_save())
+    assert db.attributes("f0") is None
+    assert db.attributes("f299") is not None
+
+
 @promise("S-12")
 def test_names_that_come_and_go_are_not_many(db: StateDb, memory: AttributeMemory) -> None:
     """A batch is written when it is full, whether its rows are new or gone."""
+    loop = the_loop()
     for number in range(2000):
-        memory.asking()(info(f"f{number}"))
-        memory.forget(f"f{number - 5}")
-    assert len(memory._unsaved) < 256
-    memory.save()
+        loop.call(partial(memory.asking(), info(f"f{number}")))
+        loop.call(partial(memory.forget, f"f{number - 5}"))
+    eventually(lambda: len(memory._unsaved) < 256, "full batches are written")
+    resolve(memory.save())
     assert sum(db.attributes(f"f{number}") is not None for number in range(2000)) == 5
 
 
@@ -135,9 +161,9 @@ def test_a_full_disk_keeps_no_answer_back(
 
     monkeypatch.setattr(db, "remember_attributes", full)
     for number in range(600):
-        memory.asking()(info(f"f{number}"))
-    memory.forget("f599")
-    memory.save()
+        the_loop().call(partial(memory.asking(), info(f"f{number}")))
+    the_loop().call(partial(memory.forget, "f599"))
+    resolve(memory.save())
     assert memory.known("f598", E1, 10 * S) is not None
 
 
@@ -161,6 +187,6 @@ def test_many_changes_do_not_bring_back_what_was_asked_before_the_first(memory: 
     """Of so many objects it is not remembered which: then nothing that is as old is kept."""
     late = memory.asking()
     for number in range(5000):
-        memory.forget(f"f{number}")
+        the_loop().call(partial(memory.forget, f"f{number}"))
     late(info("f0", mode="old"))
     assert memory.known("f0", E1, 10 * S) is None

@@ -153,12 +153,12 @@ def test_what_this_mount_removes_is_forgotten_on_disk(world: World) -> None:
     world.clock.advance(10)
     for name in names:
         client.local.stat(name)
-    core.known.save()
+    resolve(core.known.save())
     assert core.db.attributes("removed") is not None
     client.local.unlink("removed")
     client.local.rename("renamed", "replaced")
     client.local.rename("d", "e")
-    core.known.save()
+    resolve(core.known.save())
     assert core.db.attributes("kept") is not None
     assert [name for name in ("removed", "renamed", "d/inside") if core.db.attributes(name) is not None] == []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from datastore.fuse.data.multipart import PARTS_MAX
-from datastore.fuse.loop import Future, running
+from datastore.fuse.loop import Future, each, running
 from datastore.fuse.vfs.tree.core import TreeLock
 from datastore.fuse.vfs.upload import copies
 from datastore.fuse.vfs.upload.delivery import SMALL
@@ -49,7 +49,7 @@ def test_a_large_piece_of_work_leaves_connections_to_others(one: Client) -> None
         at_once -= 1
         return number
 
-    assert resolve(core.each(work, range(200))) == list(range(200))
+    assert resolve(each(work, range(200))) == list(range(200))
     assert most == 32
 
 
