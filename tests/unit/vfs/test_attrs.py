@@ -43,7 +43,7 @@ attributes = st.builds(
 
 @promise("S-11", "S-14")
 @given(attributes)
-def test_what_is_written_is_read_again(one: Attributes) -> None:
+def test_attributes_survive_their_form_as_metadata(one: Attributes) -> None:
     """Every attribute survives its form as metadata, and the form is one that HTTP carries."""
     metadata = to_metadata(one)
     for name, value in metadata.items():
@@ -82,7 +82,7 @@ def test_metadata_of_other_tools_never_fails(metadata: dict[str, str], kind: int
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_any_json_as_extended_attributes(document: object) -> None:
+def test_any_json_in_the_xattr_metadata_is_read_without_an_error(document: object) -> None:
     """What is not name -> base64 counts as none."""
     found = from_metadata({"xattr": quote(json.dumps(document))}, stat.S_IFREG, DEFAULTS)
     assert all(isinstance(name, bytes) and isinstance(value, bytes) for name, value in found.xattrs.items())
@@ -90,7 +90,7 @@ def test_any_json_as_extended_attributes(document: object) -> None:
 
 @promise("S-11", "S-10")
 @pytest.mark.parametrize("mode", [0o600, stat.S_IFDIR | 0o600])
-def test_a_mode_that_no_file_has(mode: int) -> None:
+def test_a_mode_that_no_file_can_have_counts_as_a_file_with_its_permissions(mode: int) -> None:
     """Some tools write the permissions alone; and a file's key is no directory, whatever its mode says."""
     assert from_metadata({"mode": str(mode)}, stat.S_IFREG, DEFAULTS).mode == stat.S_IFREG | 0o600
 
@@ -100,7 +100,7 @@ def test_a_mode_that_no_file_has(mode: int) -> None:
     ("before", "after"),
     [(0o6755, 0o755), (0o6745, 0o2745), (0o4644, 0o644), (0o2755, 0o755), (0o2644, 0o2644), (0o1755, 0o1755)],
 )
-def test_which_bits_fall(before: int, after: int) -> None:
+def test_a_change_drops_setuid_and_a_setgid_that_the_group_could_execute(before: int, after: int) -> None:
     """Setuid always, setgid where the group may execute; nothing of a directory."""
     assert without_suidgid(stat.S_IFREG | before) == stat.S_IFREG | after
     assert without_suidgid(stat.S_IFDIR | before) == stat.S_IFDIR | before

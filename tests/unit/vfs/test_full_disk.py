@@ -98,7 +98,9 @@ def test_a_removal_that_failed_leaves_the_file_where_it_was(
 
 
 @promise("S-157", "S-27")
-def test_a_failed_rename_is_not_done_later(world: World, removing: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rename_is_not_done_by_the_next_mount(
+    world: World, removing: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The journal had room for its beginning, and none for its end."""
     with removing.local.opened("f", os.O_RDWR) as file:
         with monkeypatch.context() as patched:
@@ -135,7 +137,7 @@ def test_a_small_file_whose_removal_failed_is_sent(world: World, one: Client, mo
 
 
 @promise("S-27")
-def test_a_start_ends_what_was_begun_all_the_same(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_on_a_full_disk_finishes_a_rename(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rename is finished, and the mount serves; that it is done is written down by the next start."""
     world.put("f", b"moves")
     one.fs.core.db.begin("rename-file", "f", "to")
@@ -204,7 +206,9 @@ def went_down(client: Client, act: Callable[[], None], *, left: int) -> None:
 
 @promise("S-157", "S-18")
 @pytest.mark.parametrize(("left", "later"), [(0, 0.0), (3, 1.5)])
-def test_what_was_sent_stays(world: World, client: Client, boot: Boot, left: int, later: float) -> None:
+def test_what_was_stored_is_not_sent_again_after_a_power_cut(
+    world: World, client: Client, boot: Boot, left: int, later: float
+) -> None:
     """Closed without an error: the staging file was gone, but the disk had not heard of that."""
     world.put("f", b"older")
     world.later()
@@ -230,7 +234,7 @@ def test_what_was_sent_stays(world: World, client: Client, boot: Boot, left: int
 
 @promise("S-20", "S-50")
 @pytest.mark.parametrize("orderly", [True, False])
-def test_what_was_not_sent_is_sent_after_a_boot(world: World, client: Client, boot: Boot, orderly: bool) -> None:
+def test_unsent_bytes_are_sent_after_a_power_cut(world: World, client: Client, boot: Boot, orderly: bool) -> None:
     """A reboot after the death of every process, and a power cut after the disk had got all by itself."""
     world.put("f", b"older")
     world.later()

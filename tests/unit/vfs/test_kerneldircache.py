@@ -76,7 +76,7 @@ def test_what_was_told_with_attributes_is_kept_until_it_is_nearly_too_old(world:
 
 
 @promise("S-151")
-def test_names_alone_are_not_kept(reader: Client) -> None:
+def test_a_listing_without_attributes_is_not_kept_by_the_kernel(reader: Client) -> None:
     """Who goes by them would ask for each name."""
     walk(reader)
     reply = opened(reader)
@@ -86,7 +86,7 @@ def test_names_alone_are_not_kept(reader: Client) -> None:
 
 
 @promise("S-151")
-def test_what_the_kernel_gave_up_is_told_again(reader: Client) -> None:
+def test_nodes_that_the_kernel_gave_up_are_told_again(reader: Client) -> None:
     """All at once, not one by one; what has lost its name does not count."""
     walk(reader)
     nodes = reader.fs.core.nodes
@@ -202,7 +202,7 @@ def test_a_new_server_drops_what_the_earlier_one_told(world: World, reader: Clie
 
 @promise("S-151")
 @pytest.mark.parametrize("changes", [{"read_only": False}, {"transport": "libfuse"}])
-def test_other_mounts_keep_nothing(world: World, changes: dict[str, object]) -> None:
+def test_writable_and_libfuse_mounts_keep_no_directory_in_the_kernel(world: World, changes: dict[str, object]) -> None:
     """Where names are changed here, or libfuse speaks to the kernel, cursors are plain numbers, too."""
     world.put("a")
     client = reader_of(world, **changes)
@@ -228,7 +228,7 @@ def kept_and_changed(world: World, reader: Client) -> Kept:
 
 @promise("S-151")
 @pytest.mark.parametrize("reads", [True, False])
-def test_it_is_kept_again_once_it_was_dropped(world: World, reader: Client, reads: bool) -> None:
+def test_a_dropped_directory_is_kept_again_after_its_next_pass(world: World, reader: Client, reads: bool) -> None:
     """Which is so when who drops it reads it, or closes it; who read past it changes nothing."""
     kept = kept_and_changed(world, reader)
     first = OpenDirectory(reader.fs, ROOT_INO, kept)

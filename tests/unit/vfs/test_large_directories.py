@@ -204,7 +204,7 @@ OWN = ("write", "unlink", "mkdir", "symlink")
 @promise("S-155", "S-156", "S-28", "S-29", "S-37")
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_it_shows_what_is_there_whatever_was_done_by_whom(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_any_history_shows_what_the_bucket_has(tmp_path_factory: Any, data: st.DataObject) -> None:
     """A directory of pages of two keys, so that a name's keys are in several."""
     root: Path = tmp_path_factory.mktemp("large")
     with opened(root) as world:

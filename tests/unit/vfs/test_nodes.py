@@ -54,7 +54,7 @@ def test_ids_are_the_same_at_the_next_mount(table: NodeTable) -> None:
 
 
 @promise("S-41", "S-48")
-def test_who_lets_go_of_a_node_late_leaves_the_next_of_its_id(table: NodeTable) -> None:
+def test_a_late_release_of_a_removed_node_keeps_the_new_node_of_its_id(table: NodeTable) -> None:
     """What was written behind a close, and removed or replaced meanwhile, is let go of once more."""
     old = add(table, table.root, "f")
     table.detach(old)
@@ -66,7 +66,7 @@ def test_who_lets_go_of_a_node_late_leaves_the_next_of_its_id(table: NodeTable) 
 
 
 @promise("S-41")
-def test_forgetting(table: NodeTable) -> None:
+def test_a_node_goes_with_its_last_lookup_unless_something_holds_it(table: NodeTable) -> None:
     """A node goes with its last lookup, and its directories with it, unless something holds them."""
     d = folder(table, table.root, "d")
     f, g = add(table, d, "f"), add(table, d, "g")
@@ -169,7 +169,7 @@ def test_every_key_has_a_name(keys: list[str]) -> None:
 
 
 @promise("S-37")
-def test_an_entry_of_ours_takes_its_name() -> None:
+def test_an_entry_made_here_takes_its_name_from_the_listed_one() -> None:
     """What had the name in the listing is shown beside, as the next listing would."""
     entries = {b"a": Listed(FILE, "a")}
     claim(entries, b"a", Listed(FOLDER, "a/"))

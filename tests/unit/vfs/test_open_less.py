@@ -87,7 +87,9 @@ def test_a_new_server_goes_on_with_the_version_that_was_read(world: World, reade
     assert bytes(resolve(after.fs.read(old.ino, Fh(0), MIB, 10))) == BODY[MIB : MIB + 10]
 
 
-def test_so_many_readers_are_remembered(world: World, reader: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readers_that_are_remembered_are_limited(
+    world: World, reader: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(handles, "_UNOPENED_MAX", 8)
     world.put_all(f"f{number}" for number in range(30))
     for number in range(30):
@@ -113,7 +115,7 @@ class Interfered(OrderedDict[int, handles.Handle]):
 
 @promise("S-51")
 @pytest.mark.parametrize("known", [True, False], ids=["evicted", "added"])
-def test_a_reader_that_another_request_forgets_or_makes_just_then(world: World, reader: Client, known: bool) -> None:
+def test_a_read_survives_a_change_of_its_handle_meanwhile(world: World, reader: Client, known: bool) -> None:
     world.put("f", BODY[:MIB])
     file = reader.local.open("f")
     table = reader.fs.handles

@@ -43,7 +43,9 @@ def mode_of(client: Client, path: str) -> int:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_an_answer_older_than_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+def test_a_head_older_than_a_chmod_does_not_undo_it(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
     """A copy onto itself leaves the etag as it was."""
     for name in "ab":
         world.put(f"d/{name}", b"x", mode=str(0o100644))
@@ -62,7 +64,9 @@ def test_an_answer_older_than_a_chmod(world: World, one: Client, monkeypatch: py
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
 
 
-def test_an_answer_older_than_a_directorys_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_undoes_no_newer_chmod_of_a_directory(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one.local.mkdir("d", 0o755)
     world.later(5)
     node = one.node("d")
@@ -73,7 +77,7 @@ def test_an_answer_older_than_a_directorys_chmod(world: World, one: Client, monk
 
 
 @pytest.mark.parametrize("changed", ["top", "top/d"])
-def test_a_listing_beside_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+def test_a_listing_undoes_no_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     """Else who touches a directory again and again keeps all from reading what is below (EBUSY in the end)."""
     for path in ("top", "top/d"):
         one.local.mkdir(path, 0o755)
@@ -92,7 +96,7 @@ def test_a_listing_beside_a_chmod(world: World, one: Client, monkeypatch: pytest
     assert mode_of(one, changed) == 0o700
 
 
-def test_a_file_is_asked_for_once_beside_a_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chmod_beside_a_head_does_not_repeat_it(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     one.local.mkdir("d", 0o755)
     world.put("d/a", b"x", mode=str(0o100640))
     world.later()
@@ -104,7 +108,7 @@ def test_a_file_is_asked_for_once_beside_a_chmod(world: World, one: Client, monk
     assert mode_of(one, "d/a") == 0o640
 
 
-def test_what_is_asked_for_ahead_undoes_no_change(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_asked_for_ahead_undo_no_chmod(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for those of many files takes in what came for the first long after it came."""
     for name in "ab":
         world.put(f"d/{name}", b"x", mode=str(0o100644))
@@ -148,7 +152,9 @@ def test_what_is_asked_for_ahead_undoes_no_change(world: World, one: Client, mon
     assert int(world.metadata("d/a")["mode"]) & 0o777 == 0o600
 
 
-def test_what_changed_long_ago_is_not_remembered(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_changes_that_are_remembered_are_limited(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a directory that nobody lists; what a listing under way may not know stays, however much it is."""
     monkeypatch.setattr(resolver, "_CHANGED_MAX", 3)
     one.local.mkdir("d")

@@ -52,7 +52,7 @@ def test_changes_of_the_node_reach_the_lent_file_and_not_the_cache(cache: BlockC
     assert not files.right(INO)
 
 
-def test_what_would_be_offered_is_known_before(cache: BlockCache) -> None:
+def test_whether_a_file_would_be_lent_is_known_before_its_open(cache: BlockCache) -> None:
     files, other = PassthroughFiles(cache, the_loop()), PassthroughFiles(cache, the_loop())
     assert files.available(VERSION)
     assert not files.available(VERSION._replace(key="absent"))
@@ -64,7 +64,9 @@ def test_what_would_be_offered_is_known_before(cache: BlockCache) -> None:
     assert other.available(VERSION)
 
 
-def test_a_cache_too_busy_to_let_go_of_it_makes_it_wrong(cache: BlockCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_while_the_cache_is_busy_makes_the_file_wrong(
+    cache: BlockCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = PassthroughFiles(cache, the_loop())
     fd = files.offer(INO, VERSION)
     monkeypatch.setattr(cache, "drop", lambda _: None)
@@ -129,7 +131,9 @@ def test_a_large_file_without_a_seal_is_checked_first_and_lent_then(cache: Block
 
 
 @promise("S-52")
-def test_pages_of_what_is_lent_next_are_dropped(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_dropped_before_their_file_is_lent(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next open would wait while the kernel drops them; what is not lent next keeps its pages."""
     monkeypatch.setattr(one.kernel, "is_local", lambda _: False)
     monkeypatch.setattr(one.fs.core.passthrough, "available", lambda version: version.size >= MIN_BYTES)

@@ -36,7 +36,7 @@ def run() -> _Run:
 
 
 @pytest.mark.parametrize("jumps", [[777, 999, 111], [500], [999, 998, 997, 996]])
-def test_one_who_read_elsewhere_before_begins_a_run(jumps: list[int]) -> None:
+def test_a_reader_that_comes_from_another_directory_begins_a_run(jumps: list[int]) -> None:
     made = run()
     for at in jumps:
         made.step(NAMES[at])
@@ -228,7 +228,7 @@ def test_where_files_are_read_names_are_looked_up_side_by_side_without_heads(wor
 
 
 @promise("S-152")
-def test_a_file_that_changes_while_it_is_looked_up(world: World, one: Client, other: Client) -> None:
+def test_a_lookup_succeeds_though_its_file_is_replaced_meanwhile(world: World, one: Client, other: Client) -> None:
     """The version that is listed may be gone when its content is asked for: no lookup fails for that."""
     names = shuffled(world, "d")
     for name in names[:100]:

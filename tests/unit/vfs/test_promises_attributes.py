@@ -143,7 +143,7 @@ def test_attributes_of_a_whole_buckets_root(world: World, one: Client) -> None:
 
 
 @promise("S-12")
-def test_one_head_for_each_version(world: World, one: Client) -> None:
+def test_each_version_of_an_object_costs_one_head(world: World, one: Client) -> None:
     """An answer is asked for once per version of an object."""
     for heads, mode in ((1, 0o600), (2, 0o640)):
         world.put("f", b"%d" % heads, mode=str(stat.S_IFREG | mode))
@@ -326,7 +326,7 @@ def test_extended_attributes(world: World, one: Client, other: Client, path: str
 
 @promise("S-14", "S-161")
 @pytest.mark.parametrize("change", ["setxattr", "removexattr", "chmod"])
-def test_what_another_client_has_just_set_stays(world: World, one: Client, other: Client, change: str) -> None:
+def test_a_change_keeps_what_another_client_has_just_set(world: World, one: Client, other: Client, change: str) -> None:
     """All attributes are written together: a change begins with those that the store has now."""
     other.local.write("f", b"x")
     other.local.setxattr("f", b"user.a", b"a")

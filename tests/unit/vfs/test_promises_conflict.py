@@ -40,7 +40,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
 @promise("S-47")
 @pytest.mark.parametrize("size", [10, PART * 3])
 @pytest.mark.parametrize("flags", [os.O_RDWR, os.O_RDWR | os.O_TRUNC])
-def test_the_last_close_fails(world: World, one: Client, two: Client, small_parts: None, size: int, flags: int) -> None:
+def test_the_second_close_fails(
+    world: World, one: Client, two: Client, small_parts: None, size: int, flags: int
+) -> None:
     """The first close is what the store keeps; the second one's bytes are kept here, and listed."""
     world.put("f", pattern(size))
     first, second = one.local.open("f", flags), two.local.open("f", flags)
@@ -60,7 +62,7 @@ def test_the_last_close_fails(world: World, one: Client, two: Client, small_part
 
 
 @promise("S-47")
-def test_two_new_files_of_one_name(world: World, one: Client, two: Client) -> None:
+def test_the_second_creator_of_a_name_is_told_and_its_bytes_are_kept(world: World, one: Client, two: Client) -> None:
     """Who creates second is told as well (If-None-Match), and the name shows what won; who writes that again succeeds.
 
     What was kept goes neither by the retries nor at unmount nor by the next mount; it is discarded by a person.
@@ -107,7 +109,7 @@ def test_a_discard_drops_the_file_that_is_listed_so_and_no_other(world: World) -
 @promise("S-32", "S-47")
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("conflict", ["lastWriterWins", "fail"])
-def test_who_empties_a_file_that_he_had_changed(
+def test_a_writer_that_empties_its_changed_file_wins_unless_conflicts_fail(
     world: World, conflict: Literal["lastWriterWins", "fail"], told: bool
 ) -> None:
     """Nothing of what was there is in it any more: the last close wins, unless that is to be a conflict as well.
@@ -209,7 +211,7 @@ def test_a_file_can_be_renamed_after_a_lost_answer(world: World, one: Client) ->
 @pytest.mark.parametrize("later", [0, 5])
 @pytest.mark.parametrize("mode", ["fail", "lastWriterWins"])
 @pytest.mark.parametrize("old", [0, 5, PART * 4])
-def test_what_follows_a_lost_answer(
+def test_bytes_written_after_a_lost_answer_replace_our_own_upload(
     world: World, small_parts: None, mode: Any, later: int, crash: bool, old: int
 ) -> None:
     """The object in the store is ours, but not what the file has by now, be it as large or larger.
@@ -287,7 +289,7 @@ def test_what_seemed_to_be_there_for_a_moment_is_no_conflict(world: World, one: 
 
 @promise("S-47")
 @pytest.mark.parametrize("lost", [False, True])
-def test_bytes_that_can_not_be_fetched_any_more(world: World, one: Client, lost: bool) -> None:
+def test_a_close_that_needs_bytes_of_a_lost_version_fails(world: World, one: Client, lost: bool) -> None:
     """The other client's file has zeros where this one has what is nowhere any more: they are not the same. Or it is
     removed, after an upload whose answer was lost.
     """

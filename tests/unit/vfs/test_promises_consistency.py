@@ -25,7 +25,7 @@ BOTH_LISTINGS = True
 @promise("S-28")
 @pytest.mark.parametrize("attributes", ["full", "listing"])
 @pytest.mark.parametrize("large", [False, True])
-def test_what_one_closed_all_see(
+def test_what_one_client_closed_others_see_after_the_time_to_live(
     world: World, one: Client, attributes: Literal["full", "listing"], large: bool
 ) -> None:
     """New, changed and removed names, after at most the time to live; in a large directory they are asked for one by
@@ -55,7 +55,7 @@ def test_what_one_closed_all_see(
 
 
 @promise("S-28")
-def test_a_longer_time_to_live(world: World, one: Client) -> None:
+def test_within_the_time_to_live_answers_come_from_memory(world: World, one: Client) -> None:
     """The time is `metadataTTL`: until then an answer is given from memory, and no request is sent."""
     slow = world.client(ttl_s=60)
     world.put("f", b"first")
@@ -87,7 +87,7 @@ def test_the_kernel_is_not_told_to_keep_answers_longer(world: World, one: Client
 
 
 @promise("S-28")
-def test_attributes_of_a_directory_that_is_listed_all_the_time(world: World, one: Client, other: Client) -> None:
+def test_a_listing_of_the_parent_renews_no_old_attributes(world: World, one: Client, other: Client) -> None:
     """Listing the parent does not keep old attributes of a directory alive for ever."""
     one.local.mkdir("d", 0o755)
     assert stat.S_IMODE(other.local.stat("d").mode) == 0o755
@@ -100,7 +100,7 @@ def test_attributes_of_a_directory_that_is_listed_all_the_time(world: World, one
 
 
 @promise("S-28")
-def test_a_name_that_changes_its_kind(world: World, one: Client, other: Client) -> None:
+def test_a_name_of_which_another_client_changes_the_kind_is_seen(world: World, one: Client, other: Client) -> None:
     """A file that becomes a directory or a link for another client is that for us."""
     one.local.write("n", b"file")
     assert stat.S_ISREG(other.local.stat("n").mode)
@@ -118,7 +118,7 @@ def test_a_name_that_changes_its_kind(world: World, one: Client, other: Client) 
 
 @promise("S-28")
 @pytest.mark.parametrize("large", [False, True])
-def test_a_kernel_that_holds_a_lost_name_is_told(world: World, one: Client, other: Client, large: bool) -> None:
+def test_the_kernel_drops_what_another_client_changed(world: World, one: Client, other: Client, large: bool) -> None:
     """Names and pages of what another client changed are dropped from the kernel's caches."""
     names = ["f", "g", "h"]
     world.put_all(names, b"old")
@@ -140,7 +140,7 @@ def test_a_kernel_that_holds_a_lost_name_is_told(world: World, one: Client, othe
 
 
 @promise("S-28", "S-30")
-def test_an_open_file_of_a_large_directory_is_replaced(world: World, one: Client, other: Client) -> None:
+def test_a_replaced_file_of_a_large_directory_is_seen(world: World, one: Client, other: Client) -> None:
     """The name is asked for alone: it leads to the new version, the handle keeps the old one."""
     world.put("f", b"old")
     other.ask_one_by_one()
@@ -153,7 +153,7 @@ def test_an_open_file_of_a_large_directory_is_replaced(world: World, one: Client
 
 
 @promise("S-29", "S-161")
-def test_what_a_writer_was_told_is_shown_to_all(world: World, one: Client, other: Client) -> None:
+def test_what_an_open_for_writing_learned_is_shown_to_all(world: World, one: Client, other: Client) -> None:
     """What a listing says of the file is older, also for one whom the kernel asks after it has forgotten the file."""
     world.put_all(["f", "g"], b"old")
     for name in ("f", "g"):
@@ -172,7 +172,7 @@ def test_what_a_writer_was_told_is_shown_to_all(world: World, one: Client, other
 
 
 @promise("S-28")
-def test_a_type_that_another_client_changed(world: World, one: Client, other: Client) -> None:
+def test_a_listing_shows_the_type_of_what_replaced_a_pipe(world: World, one: Client, other: Client) -> None:
     """A listing has no attributes: a pipe's type is known from before, but not that of what replaced it."""
     one.local.mknod("n", stat.S_IFIFO | 0o644)
     world.later()
@@ -184,7 +184,7 @@ def test_a_type_that_another_client_changed(world: World, one: Client, other: Cl
 
 
 @promise("S-28")
-def test_a_directory_that_holds_only_what_is_not_sent_yet(world: World, one: Client) -> None:
+def test_a_directory_stays_that_holds_only_unsent_files(world: World, one: Client) -> None:
     """Another client removed what was in it, and with that the directory; who works here has it."""
     world.put("d/x")
     with one.local.opened("d/f", os.O_CREAT | os.O_WRONLY) as file:
@@ -217,7 +217,7 @@ def test_pages_are_kept_between_opens_of_one_version(world: World, one: Client, 
 
 
 @promise("S-28")
-def test_setattr_meets_a_removal(world: World, one: Client) -> None:
+def test_setattr_of_what_another_client_removed_is_estale(world: World, one: Client) -> None:
     """A change of attributes of what another client removed is ESTALE, for which the kernel looks again."""
     world.put("f", b"x")
     ino = one.local.stat("f").ino
@@ -282,7 +282,7 @@ def test_libfuse_and_the_mount_share_the_time_to_live(one: Client) -> None:
 @promise("S-11")
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("attributes", ["full", "listing"])
-def test_a_chmod_meets_a_write_by_another(
+def test_a_chmod_keeps_what_another_client_has_just_written(
     world: World, attributes: Literal["full", "listing"], other: Client, late: bool
 ) -> None:
     """A listing from before does not tell what the other left, whatever it shows. late: while the chmod is made."""
@@ -396,7 +396,7 @@ ANEW = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 @pytest.mark.parametrize(("flags", "hole"), [(APPEND, 0), (ANEW, 0), (ANEW, 9000)])
 @pytest.mark.parametrize("looked", [False, True])
 @pytest.mark.parametrize("write_back_s", [0.0, 5.0])
-def test_who_closes_last_wins_over_what_was_published(
+def test_a_publication_does_not_decide_whose_close_wins(
     world: World, other: Client, flags: int, hole: int, looked: bool, write_back_s: float
 ) -> None:
     """A publication is no close of what was written anew; who appends loses what another truncated, and so does who

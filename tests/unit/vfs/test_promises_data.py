@@ -88,7 +88,7 @@ def test_truncate_by_path(world: World, size: int, flags: int | None, attributes
 
 @promise("S-17")
 @pytest.mark.parametrize("mode", [PUNCH_HOLE, COLLAPSE_RANGE, 32, 64, KEEP_SIZE | COLLAPSE_RANGE])
-def test_other_modes_of_fallocate(one: Client, mode: int) -> None:
+def test_other_modes_of_fallocate_are_not_supported(one: Client, mode: int) -> None:
     """EOPNOTSUPP."""
     with one.local.opened("f", os.O_RDWR | os.O_CREAT) as file:
         failing(errno.EOPNOTSUPP, file.fallocate, mode, 0, 10)
@@ -244,7 +244,7 @@ def test_a_large_removed_file_is_kept_in_the_bucket(world: World, one: Client, h
 
 @promise("S-23")
 @pytest.mark.parametrize(("kept_bytes", "method"), [(MIB, "get"), (10, "copy")])
-def test_an_open_file_is_not_given_up_by_mistake(world: World, one: Client, kept_bytes: int, method: str) -> None:
+def test_a_removal_fails_if_open_bytes_can_not_be_kept(world: World, one: Client, kept_bytes: int, method: str) -> None:
     """Its removal fails if its bytes are not to be had, although the store still has the version."""
     world.put("f", b"x" * 1000)
     one.keep_small_copies_only(kept_bytes)
@@ -280,7 +280,7 @@ def test_an_unsent_file_that_is_removed_is_never_sent(world: World, one: Client)
 
 
 @promise("S-23")
-def test_a_name_that_is_made_again_while_the_old_file_is_open(world: World, one: Client) -> None:
+def test_a_new_file_of_the_name_of_an_open_removed_one_is_another_file(world: World, one: Client) -> None:
     """The two are different files."""
     world.put("f", b"old")
     with one.local.opened("f") as file:

@@ -288,7 +288,7 @@ def test_of_two_unsent_files_of_one_name_the_newest_is_sent(
 
 
 @promise("S-20")
-def test_what_was_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_earlier_run_left_is_sent_once(world: World, left: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the upkeep and by a flush at the same time."""
     second = Beside(lambda: failures.extend(resolve(left.fs.flush_all())))
     failures: list[str] = []
@@ -367,7 +367,7 @@ def test_what_is_sent_while_its_directory_is_renamed_goes_there_too(
 
 
 @promise("S-20")
-def test_what_was_left_goes_where_its_directory_goes(world: World) -> None:
+def test_unsent_files_of_an_earlier_run_go_where_their_directory_is_renamed_to(world: World) -> None:
     """Also a change of an object that the rename copies."""
     world.put("d/old", b"older")
     first = world.client()
@@ -401,7 +401,7 @@ def test_a_directory_does_not_go_where_unsent_files_belong(world: World) -> None
 
 
 @promise("S-128", "S-47")
-def test_a_directory_goes_where_a_conflict_waits_for_a_person(world: World) -> None:
+def test_a_conflict_that_waits_for_a_person_blocks_no_directory_rename(world: World) -> None:
     """What lost against another client is never sent, so it is in nobody's way."""
     first = world.client(conflict="fail")
     first.local.mkdir("d")

@@ -93,7 +93,7 @@ def test_a_marker_that_another_client_made_meanwhile_stays(world: World, one: Cl
 
 
 @promise("S-03")
-def test_keys_below_make_a_directory(world: World, one: Client) -> None:
+def test_a_directory_without_a_marker_exists_as_long_as_it_has_keys(world: World, one: Client) -> None:
     """A directory without a marker has default attributes, one with it does not show it; without keys it is gone."""
     world.put("a/b/c", b"x")
     for path in ("a", "a/b"):
@@ -110,7 +110,7 @@ def test_keys_below_make_a_directory(world: World, one: Client) -> None:
 
 
 @promise("S-04")
-def test_rmdir_of_what_is_no_empty_directory(world: World, one: Client) -> None:
+def test_rmdir_refuses_what_is_no_empty_directory(world: World, one: Client) -> None:
     """The store is asked, whatever is remembered; a file that is still open for writing for the first time counts."""
     one.local.mkdir("d")
     assert one.local.listdir("d") == []

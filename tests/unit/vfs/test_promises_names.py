@@ -133,7 +133,7 @@ def test_segments_that_no_name_can_spell(world: World, one: Client, segment: str
 
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
-def test_an_object_beside_a_directory(world: World, one: Client, large: bool) -> None:
+def test_an_object_beside_a_directory_has_another_name(world: World, one: Client, large: bool) -> None:
     """The directory has the name, the object is shown with U+F000 behind it; both work, and it gets its name back."""
     world.put("a", b"object")
     world.put("a/b", b"below")
@@ -161,7 +161,7 @@ def test_an_object_beside_a_directory(world: World, one: Client, large: bool) ->
 
 @promise("S-37")
 @pytest.mark.parametrize("large", [False, True])
-def test_an_object_beside_a_link_of_its_name(world: World, one: Client, large: bool) -> None:
+def test_the_object_has_the_name_beside_a_link_of_its_name(world: World, one: Client, large: bool) -> None:
     """The object has the name, the link's object is a file under its own, and stays one when it is renamed."""
     world.put("x", b"object")
     world.put("x.rclonelink", b"target")

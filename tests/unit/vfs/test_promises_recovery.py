@@ -161,7 +161,7 @@ def test_finishing_does_not_undo_what_others_did_since(world: World, one: Client
 @promise("S-27")
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("dies", ["copy", "delete_many"])
-def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
+def test_a_directory_is_moved_by_the_stores_clock(world: World, one: Client, dies: str, skew_s: int) -> None:
     """What was there when the rename began is moved, and what came since is not, however wrong our clock is."""
     world.bucket._clock = lambda: world.clock.time_ns() + skew_s * 10**9
     world.put_all(["d/x", "d/y/z"], b"old")
@@ -180,7 +180,7 @@ def test_a_directory_is_put_off_by_the_stores_clock(world: World, one: Client, d
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("there", [False, True])
-def test_a_replaced_file_is_put_off_by_versions(
+def test_a_cut_off_replacement_is_finished_if_the_target_is_the_version_of_then(
     world: World, one: Client, used: bool, there: bool, skew_s: int
 ) -> None:
     """It is used anew if it is another version than the rename was to replace, however wrong our clock is."""

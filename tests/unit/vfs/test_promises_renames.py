@@ -225,7 +225,7 @@ def test_the_rename_of_a_large_tree_lets_others_go_on(
 
 
 @promise("S-26")
-def test_more_than_a_page_below(world: World, one: Client) -> None:
+def test_a_directory_of_thousands_of_objects_is_renamed_whole(world: World, one: Client) -> None:
     """Of thousands of objects none is forgotten."""
     for number in range(2100):
         world.put(f"d/{number:04}", b"%d" % number)
@@ -467,7 +467,9 @@ def test_a_directory_that_another_client_removes_during_a_rename(world: World, o
 @promise("S-26")
 @pytest.mark.parametrize("request_name", ["list_page", "head"])
 @pytest.mark.parametrize("large", [False, True])
-def test_a_question_under_way_when_it_was_renamed(world: World, one: Client, request_name: str, large: bool) -> None:
+def test_an_answer_about_old_keys_is_none_about_the_new(
+    world: World, one: Client, request_name: str, large: bool
+) -> None:
     """An answer about the old keys is not taken for one about the new: open files and names stay."""
     world.put("d/f", b"bytes")
     world.put("d/g", b"more")
@@ -489,7 +491,7 @@ def test_a_question_under_way_when_it_was_renamed(world: World, one: Client, req
 
 @promise("S-190", "S-25")
 @pytest.mark.parametrize("directory", [False, True])
-def test_what_the_kernel_forgets_meanwhile_has_its_new_name(world: World, one: Client, directory: bool) -> None:
+def test_a_node_forgotten_during_its_rename_has_the_new_name(world: World, one: Client, directory: bool) -> None:
     """A process that is killed does not wait for its rename, which goes on."""
     world.put("x", b"old")
     world.put("x.new/f" if directory else "x.new", b"new")

@@ -139,7 +139,7 @@ def test_a_file_that_gets_its_size_before_its_bytes_is_sent_once(world: World, o
 
 @promise("S-45")
 @pytest.mark.parametrize("size", [0, 100, PART, PART + 1, PART * 2, PART * 3 + 5, PART * 9])
-def test_a_file_that_is_cut_or_extended(world: World, one: Client, size: int) -> None:
+def test_a_truncate_while_parts_are_sent_counts(world: World, one: Client, size: int) -> None:
     """Truncated while parts are on their way: the object has the size and bytes of the file."""
     file = begun(one, 3)
     file.truncate(size)
@@ -208,7 +208,7 @@ def test_a_removal_does_not_wait_for_parts_that_wait_themselves(world: World, mo
 
 
 @promise("S-45")
-def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
+def test_attributes_that_change_while_parts_are_sent_are_stored_by_one_copy(world: World, one: Client) -> None:
     """Chmod, setxattr and utimens before the close: the object has them, at the price of one copy."""
     file = begun(one, 3)
     one.local.chmod("f", 0o600)
@@ -226,7 +226,7 @@ def test_attributes_that_change_meanwhile(world: World, one: Client) -> None:
 
 
 @promise("S-45")
-def test_a_time_that_is_set_meanwhile(world: World, one: Client) -> None:
+def test_a_time_that_is_set_while_parts_are_sent_is_stored(world: World, one: Client) -> None:
     """It is not the store's time then, though nothing else has changed."""
     file = begun(one, 3)
     when = 1_600_000_000_123_456_789
@@ -247,7 +247,7 @@ def test_attributes_give_way_to_what_another_client_wrote_since_the_upload(world
 
 
 @promise("S-45", "S-19")
-def test_attributes_that_could_not_be_set(world: World, one: Client) -> None:
+def test_a_close_fails_whose_attributes_could_not_be_set(world: World, one: Client) -> None:
     """The close fails, the file stays listed, and the next attempt uploads nothing."""
     file = begun(one, 3)
     one.local.chmod("f", 0o600)
@@ -309,7 +309,9 @@ def test_an_upload_that_cannot_begin_is_begun_by_the_close(world: World, one: Cl
 
 
 @promise("S-45")
-def test_an_upload_that_cannot_begin_beside_a_close(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
+def test_a_close_begins_an_upload_that_failed_to_begin(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
+) -> None:
     """It was asked for before: the store may be back by now, as it is for parts that were sent ahead."""
     closing, begun = threading.Event(), itertools.count()
     begins = delivery.Stream.begins

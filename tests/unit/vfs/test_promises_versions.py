@@ -296,7 +296,7 @@ def test_a_file_does_not_hide_what_another_client_has_just_put_below_its_name(
 
 
 @promise("S-161")
-def test_a_create_of_a_name_that_another_client_has_made(world: World, one: Client) -> None:
+def test_a_create_opens_what_another_client_has_made(world: World, one: Client) -> None:
     """The kernel believes that nothing is there: what is there is opened, and only O_TRUNC empties it."""
     one.local.listdir()
     for name, flag, size in (("appended", os.O_APPEND, 6), ("emptied", os.O_TRUNC, 0)):
@@ -357,7 +357,7 @@ def test_a_store_without_conditions_replaces_nothing_with_conflict_fail(world: W
 
 
 @promise("S-162")
-def test_a_store_without_conditions(world: World, one: Client) -> None:
+def test_a_store_without_conditions_gets_uploads_without_them(world: World, one: Client) -> None:
     """A server that refuses If-Match and If-None-Match gets the upload without, and is asked so once."""
     refused = without_conditions(one)
     for name in ("a", "b"):
@@ -378,7 +378,7 @@ def test_a_store_without_uploads_is_asked_once(one: Client) -> None:
 @promise("S-32")
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("begun", ["before", "after"])
-def test_a_writer_of_the_whole_wins_over_another(world: World, one: Client, noticed: bool, begun: str) -> None:
+def test_the_last_writer_of_the_whole_file_wins(world: World, one: Client, noticed: bool, begun: str) -> None:
     """The one that closes last wins, also if it saw meanwhile that the object was replaced."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -401,7 +401,7 @@ def test_a_writer_of_the_whole_wins_over_another(world: World, one: Client, noti
 
 
 @promise("S-32")
-def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Client) -> None:
+def test_the_close_of_a_file_that_another_client_removed_makes_it_again(world: World, one: Client) -> None:
     """Its close makes the file again."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -415,7 +415,7 @@ def test_a_writer_whose_file_was_removed_by_another_client(world: World, one: Cl
 
 @promise("S-32", "S-58")
 @pytest.mark.parametrize("content", [b"new", b""])
-def test_a_writer_of_the_whole_whose_file_was_removed_before(world: World, one: Client, content: bytes) -> None:
+def test_a_file_written_anew_after_its_removal_is_made_again(world: World, one: Client, content: bytes) -> None:
     """Its close makes the file again, though it had written nothing when the removal was seen; also at a new server."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -432,7 +432,7 @@ def test_a_writer_of_the_whole_whose_file_was_removed_before(world: World, one: 
 
 @promise("S-32")
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_writer_whose_name_another_program_here_writes(world: World, one: Client, whole: bool) -> None:
+def test_a_replaced_files_writer_keeps_another_programs_bytes(world: World, one: Client, whole: bool) -> None:
     """Another client replaced its file, and somebody here has changed the new one: these bytes are not replaced."""
     world.put("f", b"old")
     file = one.local.open("f", os.O_RDWR)
@@ -447,7 +447,7 @@ def test_a_writer_whose_name_another_program_here_writes(world: World, one: Clie
 
 @promise("S-33")
 @pytest.mark.parametrize("noticed", [False, True])
-def test_an_unchanged_part_that_cannot_be_had_any_more(world: World, one: Client, noticed: bool) -> None:
+def test_a_close_is_estale_whose_unchanged_part_is_gone(world: World, one: Client, noticed: bool) -> None:
     """Close is ESTALE; what was written stays in staging and is listed; the name shows theirs.
 
     What is written when the replacement was noticed is refused then, or by the close: that never just returns 0.
@@ -495,7 +495,7 @@ def test_a_handle_that_gave_no_byte_has_the_new_version(world: World, one: Clien
 
 @promise("S-147", "S-30")
 @pytest.mark.parametrize("body", [b"shorter", b"longer than the first, and another"])
-def test_of_another_size_it_stays(world: World, one: Client, body: bytes) -> None:
+def test_a_handle_stays_on_its_version_if_the_new_one_has_another_size(world: World, one: Client, body: bytes) -> None:
     """The kernel, and who asked for the size, would take a part of it for the whole, or add zeros."""
     world.put("log", FIRST)
     with one.local.opened("log") as file:

@@ -210,7 +210,7 @@ def test_a_file_that_is_being_written_waits_for_its_close(world: World, one: Cli
 
 
 @promise("S-48")
-def test_names_that_change_before_they_are_sent(world: World, one: Client) -> None:
+def test_names_that_change_before_their_files_are_sent_have_the_right_bytes(world: World, one: Client) -> None:
     """Removed, renamed, replaced, and below a renamed directory."""
     one.local.mkdir("d")
     for name in ("gone", "old", "above", "below", "d/in"):
@@ -248,7 +248,7 @@ def test_exclusive_creation_asks_the_store_later(world: World, one: Client) -> N
 
 
 @promise("S-48", "S-19")
-def test_a_store_that_is_away(world: World, one: Client) -> None:
+def test_closes_succeed_while_the_store_is_away(world: World, one: Client) -> None:
     """Closes succeed, also later ones, the files are listed with the reason, and go when it is back."""
     refuse_writes(one)
     one.local.write("f", b"bytes")
@@ -265,7 +265,9 @@ def test_a_store_that_is_away(world: World, one: Client) -> None:
 
 @promise("S-49")
 @pytest.mark.parametrize(("files", "size"), [(3, 1 << 30), (1000, 8)])
-def test_too_much_is_unsent(world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int) -> None:
+def test_a_close_sends_its_file_when_too_much_waits(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch, files: int, size: int
+) -> None:
     """A close sends its own file then, and tells if it can't."""
     monkeypatch.setattr(upkeep, "MAX_FILES", files)
     monkeypatch.setattr(upkeep, "MAX_BYTES", size)
@@ -359,7 +361,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @promise("S-50")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
-def test_a_state_disk_that_is_really_full(small_disk: Path) -> None:
+def test_a_full_state_disk_fails_the_writer_and_loses_nothing_accepted(small_disk: Path) -> None:
     """The bytes, or the journal: ENOSPC for the writer, and what was accepted arrives."""
     with opened(small_disk) as world:
         client = world.client()

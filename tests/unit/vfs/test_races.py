@@ -53,7 +53,7 @@ def away(one: Client) -> Moves:
 
 
 @promise("S-29")
-def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
+def test_a_listing_made_during_a_rename_is_not_used(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
     """Renamed and renamed back: what was listed in between is not the directory."""
     node = one.folder("a")
     one.world.clock.advance(0.01)
@@ -65,7 +65,7 @@ def test_a_listing_while_the_directory_is_away(monkeypatch: pytest.MonkeyPatch, 
 
 
 @promise("S-29")
-def test_a_directory_that_is_renamed_during_each_listing(
+def test_listing_a_directory_that_is_renamed_during_each_try_is_ebusy(
     monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves
 ) -> None:
     """Who lists it is told so in the end."""
@@ -78,7 +78,7 @@ def test_a_directory_that_is_renamed_during_each_listing(
 
 @promise("S-29")
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_file_that_is_written_while_it_is_asked_about(
+def test_a_file_written_during_its_head_keeps_its_unsent_bytes(
     monkeypatch: pytest.MonkeyPatch, world: World, one: Client, removed: bool
 ) -> None:
     """removed: another client did that. What was written here is not sent yet, and stays."""
@@ -95,7 +95,7 @@ def test_a_file_that_is_written_while_it_is_asked_about(
 
 
 @promise("S-29")
-def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
+def test_a_directory_renamed_during_its_head_stays(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
     """The same with its HEAD and the look below it."""
     node = one.folder("a")
     around(monkeypatch, one, "head", *away)
@@ -110,7 +110,7 @@ def test_an_answer_for_a_directory_that_was_away(monkeypatch: pytest.MonkeyPatch
 
 
 @promise("S-29")
-def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_a_name_made_during_its_lookup_is_not_taken_for_absent(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
     """'there is nothing' is no news about what was made after it was said."""
     root = one.fs.core.nodes.root
     original = one.fs.resolver.read_directory
@@ -138,7 +138,7 @@ def test_a_name_is_made_while_it_is_looked_up(monkeypatch: pytest.MonkeyPatch, o
 
 
 @promise("S-29")
-def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_a_listing_during_a_rename_brings_no_old_name_back(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
     """A listing that began during a rename does not bring the old name back."""
     one.local.write("f", b"x")
     one.world.clock.advance(0.01)
@@ -173,7 +173,9 @@ def test_an_old_name_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch, one: 
 
 
 @promise("S-29")
-def test_what_stood_under_a_directorys_new_name(monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves) -> None:
+def test_a_lookup_during_a_rename_makes_no_second_node(
+    monkeypatch: pytest.MonkeyPatch, one: Client, away: Moves
+) -> None:
     """A node that a look-up made of the half of the copies is not one of two with one name."""
     root = one.fs.core.nodes.root
     found: list[Any] = []
@@ -191,7 +193,7 @@ def test_what_stood_under_a_directorys_new_name(monkeypatch: pytest.MonkeyPatch,
 
 
 @promise("S-29")
-def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_a_file_made_and_forgotten_during_a_listing_is_listed(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
     """A name of ours that the listing under way does not know stays, also when its node is gone by then."""
     root = one.fs.core.nodes.root
 
@@ -211,7 +213,7 @@ def test_what_the_kernel_forgot_during_a_listing(monkeypatch: pytest.MonkeyPatch
 
 
 @promise("S-23")
-def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_a_file_removed_during_its_head_does_not_come_back(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
     """It does not come back when it is written to and closed: we removed it, no other client did."""
     one.local.write("f", b"x")
     file = one.local.open("f", os.O_RDWR)
@@ -225,7 +227,9 @@ def test_a_file_that_is_removed_while_it_is_asked_about(monkeypatch: pytest.Monk
 
 
 @promise("S-23")
-def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
+def test_a_head_of_an_older_version_detaches_no_file(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client
+) -> None:
     """Who has the file open keeps its name, and its removal removes it."""
     one.local.write("f", b"first")
     file, node = one.local.open("f", os.O_RDWR), one.node("f")
@@ -245,7 +249,7 @@ def test_attributes_of_the_version_before_ours(monkeypatch: pytest.MonkeyPatch, 
 
 @promise("S-23")
 @pytest.mark.parametrize("listing", [False, True])
-def test_a_removal_that_is_seen_before_it_is_done(monkeypatch: pytest.MonkeyPatch, one: Client, listing: bool) -> None:
+def test_a_removal_that_is_seen_early_is_final(monkeypatch: pytest.MonkeyPatch, one: Client, listing: bool) -> None:
     """The file that is still open does not come back with its next close."""
     one.local.write("f", b"first")
     file, node = one.local.open("f", os.O_RDWR), one.node("f")
@@ -267,7 +271,9 @@ def test_a_removal_that_is_seen_before_it_is_done(monkeypatch: pytest.MonkeyPatc
 
 @promise("S-28")
 @pytest.mark.parametrize("method", ["list_page", "head"])
-def test_a_name_made_while_asked_about(monkeypatch: pytest.MonkeyPatch, world: World, one: Client, method: str) -> None:
+def test_a_name_made_while_it_is_asked_for_is_shown(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client, method: str
+) -> None:
     """Also when a listing of the directory has come since, which began later."""
     root = one.fs.core.nodes.root
     one.local.write("there", b"")
@@ -291,7 +297,7 @@ def test_a_name_made_while_asked_about(monkeypatch: pytest.MonkeyPatch, world: W
 
 
 @promise("S-25")
-def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
+def test_an_open_during_a_rename_waits_for_the_new_bytes(monkeypatch: pytest.MonkeyPatch, one: Client) -> None:
     """Nobody keeps the old bytes for one who comes then: he waits, and has the new ones."""
     one.world.put("target", b"old")
     one.local.write("new", b"new!")
@@ -312,7 +318,7 @@ def test_an_open_while_a_rename_replaces_the_file(monkeypatch: pytest.MonkeyPatc
 
 @promise("S-23", "S-25")
 @pytest.mark.parametrize("how", ["replaced", "removed", "removed, large"])
-def test_a_read_while_its_file_goes(monkeypatch: pytest.MonkeyPatch, one: Client, how: str) -> None:
+def test_a_read_of_a_removed_file_has_the_kept_bytes(monkeypatch: pytest.MonkeyPatch, one: Client, how: str) -> None:
     """Its request comes too late, but the bytes are kept."""
     one.world.put("target", b"old")
     one.local.write("new", b"new!")
@@ -342,7 +348,7 @@ def lose(one: Client) -> None:
 
 
 @promise("S-25")
-def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_lets_an_open_pass_that_lost_once(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that its file was replaced, and the kernel walks the path once more: the next rename lets it pass."""
     monkeypatch.setattr(files, "PATIENCE_S", 2 * PATIENCE_S)
     lose(one)
@@ -360,7 +366,7 @@ def test_an_open_does_not_lose_twice(one: Client, monkeypatch: pytest.MonkeyPatc
 
 
 @promise("S-25")
-def test_who_does_not_come_back_is_not_waited_for_long(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_waits_briefly_for_a_lost_open(one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor who came for a name that is gone."""
     monkeypatch.setattr(files, "PATIENCE_S", 0.05)
     lose(one)

@@ -46,7 +46,7 @@ def kernel_gives_up(client: Client) -> None:
 
 
 @promise("S-55")
-def test_what_was_used_last_stays(small: Client) -> None:
+def test_nodes_of_directories_that_were_not_used_for_longest_are_released(small: Client) -> None:
     """The kernel is asked to give up the nodes of the directories that were not used for longest.
 
     A directory is not detached by name: a process may stand in it, so the kernel can only be asked to prune it.

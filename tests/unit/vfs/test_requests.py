@@ -166,7 +166,9 @@ def test_a_file_that_is_written_after_a_close_of_its_handle_is_sent_again(world:
 
 
 @promise("S-12")
-def test_what_is_not_known_is_looked_for_once(world: World, one: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_the_database_lacks_are_looked_for_once(
+    world: World, one: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not in the database for every name at each listing."""
     written(one)
     looked_for: list[str] = []

@@ -55,7 +55,7 @@ def test_a_large_piece_of_work_leaves_connections_to_others(one: Client) -> None
 
 @promise("S-26")
 @pytest.mark.parametrize(("parts_max", "parts"), [(PARTS_MAX, 3), (2, 2)])
-def test_large_objects_below_a_renamed_directory(
+def test_large_objects_below_a_renamed_directory_are_copied_by_parts(
     world: World, one: Client, monkeypatch: pytest.MonkeyPatch, parts_max: int, parts: int
 ) -> None:
     """What CopyObject does not take is copied part by part, side by side, with its metadata; in no more than it may."""
@@ -110,7 +110,7 @@ async def holders(lock: TreeLock, *alone: bool) -> list[Holder]:
 
 
 @promise("S-26")
-def test_one_alone() -> None:
+def test_a_directory_rename_excludes_uploads_which_run_side_by_side() -> None:
     """While a directory is renamed nobody uploads, and the other way round; uploads go side by side."""
 
     async def take_turns() -> None:

@@ -165,7 +165,7 @@ def test_a_page_that_is_older_than_what_a_writer_was_told(
 
 
 @promise("S-28")
-def test_pages_that_have_no_digest_prove_nothing(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
+def test_a_page_without_a_digest_confirms_nothing(monkeypatch: pytest.MonkeyPatch, world: World, one: Client) -> None:
     tree = filled(world)
     original = one.store.list_page
 
@@ -205,7 +205,9 @@ def believed_s(client: Client, path: str) -> float:
 
 @promise("S-28")
 @pytest.mark.parametrize("large", [True, False])
-def test_a_slow_one_is_believed_longer(monkeypatch: pytest.MonkeyPatch, world: World, one: Client, large: bool) -> None:
+def test_a_slow_listing_is_believed_longer(
+    monkeypatch: pytest.MonkeyPatch, world: World, one: Client, large: bool
+) -> None:
     """Who walks a large directory would else list it again and again; of another others' changes are seen as before."""
     world.put_all((f"d/f{number:05}" for number in range(1500 if large else 1)), b"")
     original = one.store.list_page
@@ -301,7 +303,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @promise("S-154")
-def test_one_slow_listing_is_no_distance(one: Client) -> None:
+def test_one_slow_listing_does_not_make_the_store_far(one: Client) -> None:
     """It may have been tried again; and one fast one says that the store is near."""
     remote, told = Remote(one.fs.core), []
     for took_s in (10 * FAR_S, FAR_S, 0.1 * FAR_S, FAR_S, FAR_S, FAR_S, FAR_S):
@@ -311,7 +313,7 @@ def test_one_slow_listing_is_no_distance(one: Client) -> None:
 
 
 @promise("S-154")
-def test_a_way_gone_before_is_asked_about_at_once(
+def test_all_names_of_a_known_path_are_asked_about_at_once(
     world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request after the other would be one round trip for each name of a path."""
@@ -340,7 +342,7 @@ def test_a_way_gone_before_is_asked_about_at_once(
 
 @promise("S-154", "S-28")
 @pytest.mark.parametrize("marker", [False, True])
-def test_what_others_did_on_such_a_way_is_seen(world: World, one: Client, far: None, marker: bool) -> None:
+def test_what_others_changed_on_a_known_path_is_seen(world: World, one: Client, far: None, marker: bool) -> None:
     if marker:
         world.put(f"{DEEP}/", b"")
     world.put(f"{DEEP}/f", b"x")
@@ -361,7 +363,7 @@ def test_what_others_did_on_such_a_way_is_seen(world: World, one: Client, far: N
 
 
 @promise("S-154")
-def test_its_first_page_is_asked_for_once(
+def test_the_first_page_of_a_directory_is_asked_for_once(
     world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what its listing begins with."""
