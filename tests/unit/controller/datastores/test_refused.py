@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from datastore.api.names import FINALIZER
-from datastore.api.resources import EVENTS, Resource
 from datastore.api.volumecontext import DRIVER
 from datastore.controller.datastores.informers import Informers
 from datastore.controller.datastores.plainclaims import PlainClaims
 from datastore.controller.datastores.reconciler import Reconciler
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
-from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.client import ApiError
 from datastore.controller.runtime.recorder import Recorder
 from tests.patience import PATIENCE_S
 from tests.promises import promise
+from tests.unit.controller.playedclient import PlayedClient
 
 KEY = ("team", "data")
 QUOTA = ApiError(403, "Forbidden", '"data" is forbidden: exceeded quota: small, requested: 1, used: 3, limited: 3')
 ENDS = ApiError(403, "Forbidden", "unable to create new content in namespace team because it is being terminated")
-
-
-class Api(Client):
-    """A namespace that takes no new claims and no new Datastores while `refusal` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusal: ApiError | None = QUOTA
-        self.status: Mapping[str, Any] = {}
-        self.made: list[tuple[str, str]] = []
-        self.events: list[Mapping[str, Any]] = []
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        return None
-
-    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
-        if subresource == "status":
-            self.status = body["status"]
-            return {**datastore(), "status": self.status}
-        return self._made(body)
-
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if resource is EVENTS:
-            self.events.append(body)
-            return dict(body)
-        return self._made(body)
-
-    def conditions(self) -> dict[str, Mapping[str, Any]]:
-        """Those of the Datastore, by type."""
-        return {each["type"]: each for each in self.status["conditions"]}
-
-    def _made(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self.refusal is not None:
-            raise self.refusal
-        self.made.append((body["kind"], body["metadata"]["name"]))
-        return {**body, "metadata": {"uid": "made", "creationTimestamp": "2026-01-01T00:00:00Z", **body["metadata"]}}
 
 
 def datastore() -> dict[str, Any]:
@@ -70,7 +33,8 @@ def datastore() -> dict[str, Any]:
 
 def plain_claim() -> dict[str, Any]:
     spec = {"storageClassName": "s3", "accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    return {"metadata": {"name": "data", "namespace": "team", "uid": "c-1"}, "spec": spec, "status": {}}
+    metadata = {"name": "data", "namespace": "team", "uid": "c-1"}
+    return {"kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec, "status": {}}
 
 
 def storage_class() -> dict[str, Any]:
@@ -88,7 +52,7 @@ def informers() -> Informers:
 
 @promise("S-71")
 def test_a_refused_claim_is_reported_and_made_once_the_cluster_accepts_it() -> None:
-    api, known = Api(), informers()
+    api, known = PlayedClient(datastore(), QUOTA), informers()
     known.datastores.put(datastore())
 
     async def story() -> None:
@@ -106,15 +70,15 @@ def test_a_refused_claim_is_reported_and_made_once_the_cluster_accepts_it() -> N
             with pytest.raises(ApiError):
                 await reconciler.reconcile(KEY)
             assert api.events == events, "the same is told once"
-            told = api.conditions()["Ready"]
+            told = api.conditions["Ready"]
             assert (told["status"], told["reason"]) == ("False", "ClaimRefused")
             assert "PersistentVolumeClaim data" in told["message"]
             assert "exceeded quota: small" in told["message"]
-            assert api.status["phase"] == "Pending"
+            assert api.applied[-1]["status"]["phase"] == "Pending"
             api.refusal = None
             await reconciler.reconcile(KEY)
             assert api.made == [("PersistentVolumeClaim", "data")]
-            assert api.conditions()["Ready"]["reason"] != "ClaimRefused"
+            assert api.conditions["Ready"]["reason"] != "ClaimRefused"
         finally:
             reconciler.close()
 
@@ -123,7 +87,7 @@ def test_a_refused_claim_is_reported_and_made_once_the_cluster_accepts_it() -> N
 
 @promise("S-209")
 def test_a_plain_claim_reports_its_refused_datastore_and_gets_it_once_accepted() -> None:
-    api, known = Api(), informers()
+    api, known = PlayedClient(plain_claim(), QUOTA), informers()
     known.claims.put(plain_claim())
     known.classes.put(storage_class())
 

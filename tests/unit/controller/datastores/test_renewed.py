@@ -16,11 +16,12 @@ from datastore.controller.datastores.informers import Informers
 from datastore.controller.datastores.reconciler import Reconciler
 from datastore.controller.datastores.secretwatch import Uses
 from datastore.controller.datastores.settings import Settings
-from datastore.controller.runtime.client import ApiError, Client, Unavailable
+from datastore.controller.runtime.client import ApiError, Unavailable
 from datastore.controller.runtime.recorder import Recorder
 from tests.patience import PATIENCE_S
 from tests.promises import promise
 from tests.unit.controller.datastores.test_effective import GANESHA, nfs_class
+from tests.unit.controller.playedclient import PlayedClient
 
 KEY = ("team", "digits")
 KEYS = SecretRef(namespace="team", name="keys")
@@ -29,14 +30,13 @@ TURNS = 20
 FORBIDDEN = ApiError(403, "Forbidden", 'secrets "keys" is forbidden')
 
 
-class Api(Client):
+class Api(PlayedClient):
     """An API server with one Datastore and perhaps its Secret. looks: how often the Secret was asked for.
 
     claim: of an NFS server.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.secret: dict[str, Any] | None = None
         self.claim: dict[str, Any] | None = None
         self.looks = 0
@@ -46,6 +46,7 @@ class Api(Client):
         metadata |= {"finalizers": [FINALIZER]}  # type: ignore[dict-item]
         kind = {"apiVersion": "datastore.dev/v1alpha1", "kind": "Datastore"}
         self.datastore: dict[str, Any] = {**kind, "metadata": metadata, "spec": spec}
+        super().__init__(self.datastore)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         if resource is CLAIMS and namespace == "exports":
@@ -66,14 +67,6 @@ class Api(Client):
         metadata = {**self.datastore["metadata"], "resourceVersion": version}
         self.datastore = {**self.datastore, "metadata": metadata, "status": body["status"]}
         return self.datastore
-
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(body)
-
-    async def list(
-        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
-    ) -> list[dict[str, Any]]:
-        return []
 
     @property
     def ready(self) -> Mapping[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from datastore.api.names import FINALIZER, MODEL, MODEL_VERSION, SERVING
 from datastore.api.resources import (
     CLAIMS,
     DATASTORES,
-    EVENTS,
     EXPORTS,
     MODELS,
     PODS,
@@ -25,9 +23,10 @@ from datastore.controller.models.decide import SAME, SAVED
 from datastore.controller.models.job import waiting_for
 from datastore.controller.models.kind import ModelKind, Settings
 from datastore.controller.models.volume import OWNED_BY, VERSION_OF
-from datastore.controller.runtime.client import ApiError, Client
+from datastore.controller.runtime.client import ApiError
 from tests.promises import promise
 from tests.unit.controller.models.test_decide import datastore, volume
+from tests.unit.controller.playedclient import PlayedClient
 
 NOW = "2026-01-01T00:00:00Z"
 KEY = ("team", "again")
@@ -41,15 +40,13 @@ def claim(name: str, uid: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata}
 
 
-class Api(Client):
+class Claimed(PlayedClient):
     """A namespace with the claims of two ModelVersions that stand for the same version, KEY and another one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, own: dict[str, Any]) -> None:
+        super().__init__(own)
         self.claims = {"again": claim("again", "u-2"), "first": claim("first", "u-1")}
         self.pods: list[dict[str, Any]] = []
-        self.deleted: list[tuple[str, str]] = []
-        self.applied: list[Mapping[str, Any]] = []
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         return self.claims.get(name) if resource is CLAIMS else None
@@ -60,16 +57,8 @@ class Api(Client):
         return {CLAIMS: [*self.claims.values()], PODS: self.pods}[resource]
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> dict[str, Any] | None:
-        self.deleted.append((resource.plural, name))
         self.claims.pop(name)
-        return None
-
-    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
-        self.applied.append(body)
-        return {**version(SAVED), **body}
-
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(body)
+        return await super().delete(resource, namespace, name, uid)
 
 
 def version(reason: str) -> dict[str, Any]:
@@ -85,7 +74,7 @@ def version(reason: str) -> dict[str, Any]:
     }
 
 
-def reconcile_once(api: Api, body: dict[str, Any]) -> None:
+def reconcile_once(api: Claimed) -> None:
     """Reconcile KEY, while a Serving and its pod use its version."""
     kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     served = {"metadata": {"name": "s", "namespace": "team", "uid": "s"}, "spec": {"model": "digits", "version": 7}}
@@ -93,7 +82,7 @@ def reconcile_once(api: Api, body: dict[str, Any]) -> None:
     api.pods.append({"metadata": {"name": "s-0", "labels": labels}, "spec": {}})
     tell = {watch.resource: watch.tell for watch in kind.watches()}
     tell[SERVINGS]({"type": None, "object": served})
-    tell[VERSIONS]({"type": None, "object": body})
+    tell[VERSIONS]({"type": None, "object": api.own})
     _, reconcile = kind.queues()[0]
 
     async def once() -> None:
@@ -104,8 +93,8 @@ def reconcile_once(api: Api, body: dict[str, Any]) -> None:
 
 @promise("S-397", "S-406")
 def test_a_version_that_others_use_is_not_deleted_and_they_are_named() -> None:
-    api = Api()
-    reconcile_once(api, version(SAVED))
+    api = Claimed(version(SAVED))
+    reconcile_once(api)
     users = "not deleted: in use by Serving s, ModelVersion first, pod s-0 of Serving s"
     assert api.applied[-1]["status"]["message"] == users
     assert not api.deleted
@@ -114,45 +103,20 @@ def test_a_version_that_others_use_is_not_deleted_and_they_are_named() -> None:
 @promise("S-397")
 def test_a_modelversion_that_keeps_its_bytes_is_deleted_while_others_use_them() -> None:
     """Its save found a version with the same bytes."""
-    api = Api()
-    reconcile_once(api, version(SAME))
+    api = Claimed(version(SAME))
+    reconcile_once(api)
     assert api.deleted == [("persistentvolumeclaims", "again")]
     assert "finalizers" not in api.applied[-1]["metadata"]
 
 
-QUOTA = ApiError(403, "Forbidden", 'jobs.batch "x" is forbidden: exceeded quota: small, used: 2, limited: 2')
-
-
-class Full(Api):
-    """A namespace with one object of ours, whose quota takes no new objects while `full`."""
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        super().__init__()
-        self.body = body
-        self.full = True
-        self.made: list[str] = []
-        self.events: list[Mapping[str, Any]] = []
+class WithStore(PlayedClient):
+    """A namespace with the volume of a store."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         return volume("models") if resource is VOLUMES else None
 
-    async def list(
-        self, resource: Resource, namespace: str, field_selector: str = "", label_selector: str = ""
-    ) -> list[dict[str, Any]]:
-        return []
 
-    async def apply(self, body: Mapping[str, Any], subresource: str = "") -> dict[str, Any]:
-        self.applied.append(body)
-        return {**self.body, "status": body["status"]}
-
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if resource is EVENTS:
-            self.events.append(body)
-        elif self.full:
-            raise QUOTA
-        else:
-            self.made.append(body["kind"])
-        return {**body, "metadata": {**body["metadata"], "uid": "made"}}
+QUOTA = ApiError(403, "Forbidden", 'jobs.batch "x" is forbidden: exceeded quota: small, used: 2, limited: 2')
 
 
 def waiting(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +140,7 @@ def waiting(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 def test_a_refused_job_is_reported_and_made_once_the_cluster_accepts_it(
     resource: Resource, body: dict[str, Any], condition: str
 ) -> None:
-    api = Full(body)
+    api = WithStore(body, QUOTA)
     kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     tell = {watch.resource: watch.tell for watch in kind.watches()}
     store = datastore("models")
@@ -190,13 +154,13 @@ def test_a_refused_job_is_reported_and_made_once_the_cluster_accepts_it(
     async def twice() -> None:
         with pytest.raises(ApiError):  # so that the operator tries it again
             await reconcile(("team", "digits"))
-        conditions = {each["type"]: each for each in api.applied[-1]["status"]["conditions"]}
-        assert (conditions[condition]["status"], conditions[condition]["reason"]) == ("False", "Refused")
-        assert "exceeded quota: small" in conditions[condition]["message"]
+        told = api.conditions[condition]
+        assert (told["status"], told["reason"]) == ("False", "Refused")
+        assert "exceeded quota: small" in told["message"]
         assert [(each["type"], each["reason"]) for each in api.events] == [("Warning", "Refused")]
-        api.full = False
+        api.refusal = None
         await reconcile(("team", "digits"))
-        assert api.made == ["Job"]
+        assert [kind for kind, _ in api.made] == ["Job"]
 
     asyncio.run(twice())
 
@@ -213,13 +177,12 @@ def test_a_job_without_a_pod_says_where_the_reason_is() -> None:
 
 @promise("S-397")
 def test_a_version_whose_name_has_anothers_claim_takes_its_bytes_with_it() -> None:
-    class Taken(Full):
+    class Taken(WithStore):
         async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
             return claim("again", "of another") if resource is CLAIMS else await super().get(resource, namespace, name)
 
     body = version(SAVED)
     api = Taken(body)
-    api.full = False
     kind = ModelKind(Settings(job_image="image"), api, lambda: None)
     tell = {watch.resource: watch.tell for watch in kind.watches()}
     store = datastore("models")
@@ -230,5 +193,5 @@ def test_a_version_whose_name_has_anothers_claim_takes_its_bytes_with_it() -> No
         await kind.queues()[0][1](KEY)
 
     asyncio.run(once())
-    assert api.made == ["Job"]
+    assert [kind for kind, _ in api.made] == ["Job"]
     assert not api.deleted

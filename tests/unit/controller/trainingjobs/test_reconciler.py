@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from datastore.api.resources import Resource
 from datastore.api.trainingjob import TrainingJob, TrainingJobStatus
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -16,29 +15,10 @@ from datastore.controller.trainingjobs.settings import Settings
 from datastore.training.driver import Observed
 from datastore.training.evidence import Evidence
 from tests.promises import promise
+from tests.unit.controller.playedclient import PlayedClient
 
 KEY = ("team", "mnist")
 ENDED = "2026-03-01T12:00:00Z"
-
-
-class ToldClient(Client):
-    """An API server that takes a status, and nothing else."""
-
-    async def apply(self, body: Any, subresource: str = "") -> dict[str, Any]:
-        assert subresource == "status"
-        return {**JOB, **body}
-
-
-class FullClient(ToldClient):
-    """One that takes no new object for now. refusal: why."""
-
-    refusal = "exceeded quota: used 5 of 5"
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        return None
-
-    async def create(self, resource: Resource, namespace: str, body: Any) -> dict[str, Any]:
-        raise ApiError(403, "Forbidden", self.refusal)
 
 
 class Kept(Recorder):
@@ -66,8 +46,12 @@ JOB: dict[str, Any] = {
 }
 
 
+def quota(used: int) -> ApiError:
+    return ApiError(403, "Forbidden", f"exceeded quota: used {used} of {used}")
+
+
 def status_of(*, saves_models: bool) -> dict[str, Any]:
-    settings, client = Settings(identity="c", saves_models=saves_models), ToldClient()
+    settings, client = Settings(identity="c", saves_models=saves_models), PlayedClient(JOB)
     informers = Informers(lambda _: None, saves_models=saves_models)
     informers.trainingjobs.put(JOB)
     asyncio.run(Reconciler(client, Kept(client, "c"), informers, settings).reconcile(KEY))
@@ -79,7 +63,7 @@ def status_of(*, saves_models: bool) -> dict[str, Any]:
 def test_a_job_has_not_finished_while_its_save_is_tried_again() -> None:
     done = {"type": "Succeeded", "status": "True", "reason": "Succeeded", "message": "", "lastTransitionTime": ENDED}
     body = {**JOB, "status": {"phase": "Succeeded", "completionTime": ENDED, "conditions": [done]}}
-    client = FullClient()
+    client = PlayedClient(JOB, quota(5))
     informers = Informers(lambda _: None, saves_models=True)
     informers.trainingjobs.put(body)
     reconciler = Reconciler(client, Kept(client, "c"), informers, Settings(identity="c", saves_models=True))
@@ -101,7 +85,7 @@ def test_a_save_is_refused_clearly_where_no_models_are_kept() -> None:
 
 @promise("S-355")
 def test_a_save_that_the_cluster_refuses_for_now_is_told_once_and_tried_again() -> None:
-    early, client = "2026-01-01T00:00:00Z", FullClient()
+    early, client = "2026-01-01T00:00:00Z", PlayedClient(JOB, quota(5))
     informers, recorder = Informers(lambda _: None, saves_models=True), Kept(client, "c")
     reconciler = Reconciler(client, recorder, informers, Settings(identity="c", saves_models=True))
 
@@ -121,6 +105,6 @@ def test_a_save_that_the_cluster_refuses_for_now_is_told_once_and_tried_again() 
     informers.trainingjobs.put({**JOB, "status": {**status, "conditions": [verdict, first]}})
     assert saved() == first
     assert len(recorder.events) == 1
-    client.refusal = "exceeded quota: used 6 of 6"
+    client.refusal = quota(6)
     assert saved()["lastTransitionTime"] == early, "it is False as before"
     assert "used 6 of 6" in recorder.events[1].message
