@@ -19,6 +19,7 @@ from datastore import frames
 from datastore.errors import MountFailed
 from datastore.frames import PeerGone
 from datastore.fuse.kernel import abi, reply
+from datastore.fuse.supervisor import serverprocess
 from datastore.fuse.supervisor.outage import Outage, Refusal
 from datastore.fuse.supervisor.serverprocess import ServerProcess, Standby
 from datastore.ourprocess import BACKOFF_LAST_S, STABLE_S, Backoff
@@ -202,6 +203,7 @@ def is_there(server: ServerProcess) -> bool:
 
 
 def test_a_server_whose_first_thread_is_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serverprocess, "LAST_THREAD_S", 0.5)
     released = tmp_path / "released"
     (tmp_path / "dying.py").write_text(DYING.format(released=str(released)))
     monkeypatch.syspath_prepend(tmp_path)

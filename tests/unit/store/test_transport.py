@@ -377,13 +377,13 @@ class TestDeadlines:
             if method == "GET":
                 connection.sendall(http(200, body)[: -len(body)])
             received = len(head.partition(b"\r\n\r\n")[2])
-            for start in range(0, len(body), 20_000):
+            for start in range(0, len(body), 60_000):
                 time.sleep(0.1)
                 if method == "GET":
-                    connection.sendall(body[start : start + 20_000])
+                    connection.sendall(body[start : start + 60_000])
                 else:
-                    while received < start + 20_000:
-                        received += len(connection.recv(start + 20_000 - received))
+                    while received < start + 60_000:
+                        received += len(connection.recv(start + 60_000 - received))
             if method == "PUT":
                 connection.sendall(http(200))
 
