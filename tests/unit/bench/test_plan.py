@@ -40,20 +40,6 @@ def test_all_contenders_are_measured_side_by_side_and_twice(tmp_path: Path) -> N
     assert planned == [(run, "W3", name) for run in (0, 1) for name in once]
 
 
-def test_a_read_only_mount_only_reads(tmp_path: Path) -> None:
-    read_only = {workload for _, workload, name in cells(tmp_path, WORKLOADS) if name == "ours-ro"}
-    assert read_only == {"W1", "W4", "W5", "W8", "W11"}
-
-
-def test_a_contender_that_stores_its_own_format_does_not_read_plain_objects(tmp_path: Path) -> None:
-    found = {workload for _, workload, name in cells(tmp_path, WORKLOADS) if name == "juicefs"}
-    assert found == {"W3", "W7", "W9"}
-
-
-def test_memory_and_programs_are_measured_once(tmp_path: Path) -> None:
-    assert [run for run, workload, name in cells(tmp_path, ("W10", "W12")) if name == "ours"] == [0, 0]
-
-
 def test_only_names_workloads() -> None:
     assert choose_workloads("w1, W5", short=False) == ("W1", "W5")
     assert choose_workloads("", short=False) == WORKLOADS
@@ -85,10 +71,6 @@ def test_a_contender_without_a_ca_option_is_not_measured_over_tls(tmp_path: Path
     }
     assert left == {"mount-s3", "mount-s3-cache"}
     assert (set(trusting(over_tls).values()), trusting(SERVER)) == ({"/ca.crt"}, {})
-
-
-def test_the_short_run_has_no_peers_unless_named() -> None:
-    assert arguments(["--short"]).peers == []
 
 
 @pytest.mark.parametrize("name", ["s3fs-cache", "mount-s3-cache"])

@@ -29,15 +29,6 @@ def damage(file: Path, offset: int) -> None:
         out.write(b"\xff" * 8)
 
 
-def test_a_large_file_is_written_and_read_back(tmp_path: Path) -> None:
-    path = str(tmp_path / "new" / "big")
-    answer = filework.write_sequential(path, SIZE)
-    assert answer["closed"] >= answer["began"]
-    assert filework.read_sequential(path, SIZE, CAP_S)["bytes"] == SIZE
-    assert filework.read_streams(path, SIZE, 4, CAP_S)["bytes"] == SIZE
-    assert filework.read_random(path, SIZE, 4096, 50, CAP_S)["count"] == 50
-
-
 @pytest.mark.parametrize("offset", [2 * BLOCK, 3 * BLOCK - 8])
 def test_a_wrong_block_is_seen(big: Path, offset: int) -> None:
     damage(big, offset)
@@ -55,14 +46,6 @@ def test_a_cap_ends_a_loop_and_says_so(big: Path) -> None:
     answer = filework.read_random(str(big), SIZE, 4096, 50, 0.0)
     assert answer["partial"]
     assert answer["count"] == 0
-
-
-@pytest.mark.parametrize("threads", [1, 16])
-def test_small_files_are_created_and_read_back(tmp_path: Path, threads: int) -> None:
-    folder = str(tmp_path / "small")
-    created = filework.create_files(folder, 40, 5000, threads, CAP_S)
-    assert (created["count"], created["partial"]) == (40, False)
-    assert filework.read_files(folder, 40, 5000, threads, CAP_S)["count"] == 40
 
 
 @pytest.mark.parametrize("content", [block(8, 5000), block(7, 4999), block(7, 4990) + bytes(10)])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import fixtures
-from tests.cluster.archive import pause_archive
 from tests.cluster.cluster import started_at
-from tests.cluster.components import first_components, later_components
+from tests.cluster.components import later_components
 from tests.cluster.image import CONTEXT
 from tests.cluster.layout import REPOSITORY, Layout
 
@@ -44,14 +41,6 @@ def test_a_name_that_could_leave_its_folder_is_refused(name: str) -> None:
         Layout(name=name)
 
 
-def test_an_api_only_cluster_has_no_node() -> None:
-    layout = Layout(name="some")
-    few = first_components(layout, 6443, api_only=True) | later_components(layout, api_only=True)
-    all_of_them = first_components(layout, 6443, api_only=False) | later_components(layout, api_only=False)
-    assert set(few) == {"etcd", "kube-apiserver", "kube-controller-manager"}
-    assert set(all_of_them) - set(few) == {"containerd", "kube-scheduler", "kubelet", "kube-proxy", "coredns"}
-
-
 def test_nobody_removes_the_pods_and_taints_the_nodes_of_a_cluster_without_nodes() -> None:
     """Tests there bind pods to nodes that are not there, and make Nodes without a kubelet."""
     few = later_components(Layout(name="some"), api_only=True)["kube-controller-manager"]
@@ -69,30 +58,6 @@ def test_the_start_of_a_process_is_told_apart_from_the_wall_clock() -> None:
     assert started_at(ended.pid) == 0.0, "it has ended, though nobody has taken leave of it"
     assert ended.wait() == 0
     assert started_at(ended.pid) == 0.0
-
-
-def test_a_second_node_runs_no_control_plane_and_shares_no_address_or_folder() -> None:
-    first, second = Layout(name="some"), Layout(name="some", node=2)
-    each = first_components(second, 6443, api_only=False) | later_components(second, api_only=False)
-    assert set(each) == {"containerd", "kubelet", "kube-proxy"}
-    for name in ("state", "logs", "node_name", "node_ip", "pod_range", "cgroup"):
-        assert getattr(first, name) != getattr(second, name)
-    assert second.state.is_relative_to(first.folder)
-
-
-def test_the_sandbox_archive_holds_what_its_index_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBE_DATASTORE_TOOLS", str(tmp_path))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/pause").write_bytes(b"a program")
-    with tarfile.open(pause_archive(tmp_path)) as archive:
-        files = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
-    (manifest,) = json.loads(files["index.json"])["manifests"]
-    described = json.loads(files[_blob(manifest)])
-    assert all(len(files[_blob(each)]) == each["size"] for each in (described["config"], *described["layers"]))
-
-
-def _blob(descriptor: dict[str, str]) -> str:
-    return "blobs/" + descriptor["digest"].replace(":", "/")
 
 
 def test_a_users_cluster_needs_an_image_and_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
