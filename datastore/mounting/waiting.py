@@ -64,7 +64,7 @@ def _of_each(records: Sequence[MountRecord], words: Callable[[controlclient.Answ
         try:
             said = words(controlclient.brief_status(record.state_dir, _LOOK_S))
         except controlclient.NotAnswering as error:
-            said = str(error)
+            said = str(error) if record.pids else "its mount has crashed, and programs get errors from it"
         if said:
             parts.append(f"Datastore {record.name}: {said}")
     return "; ".join(parts)
