@@ -330,7 +330,8 @@ class TrainingJobSpec(Part):
         description="What is restarted when a replica ends with an exit code of 128 or above, or its node is "
         "lost. replica: only that replica, as suits parameter servers. all: all replicas, as collective operations "
         "need it. Left out: replica for none and for tensorflow with ps, else all. An exit code from 1 to 127 fails "
-        "the job.",
+        "the job. So a program that is to be started again ends with 128 or above: a TensorFlow chief that has lost a "
+        "parameter server, for example.",
     )
     backoff_limit: Times = Field(
         DEFAULT_BACKOFF_LIMIT, description="The most restarts; one more failure fails the job."

@@ -19,6 +19,8 @@ HIDDEN = int(os.environ.get("HIDDEN", "32"))
 PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 DATA, OUT = os.environ.get("DATA", "/data"), os.environ.get("OUT", "/out")
 CHECKPOINTS = f"{OUT}/checkpoints"
+START_AGAIN = 200
+"""An exit code of 128 or above, after which a replica is started again; 1 to 127 would fail the job."""
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 spec = resolver.cluster_spec().as_dict()
@@ -141,7 +143,11 @@ elif "ps" in spec and role in ("ps", "worker"):
     tf.distribute.Server(resolver.cluster_spec(), job_name=role, task_index=index, protocol="grpc").join()
 elif "ps" in spec:
     parameters = tf.distribute.experimental.ParameterServerStrategy(resolver)
-    train(parameters, tf.distribute.coordinator.ClusterCoordinator(parameters))
+    try:
+        train(parameters, tf.distribute.coordinator.ClusterCoordinator(parameters))
+    except tf.errors.UnavailableError as error:
+        print(f"a parameter server is gone, and with it its variables: {error.message}", flush=True)
+        sys.exit(START_AGAIN)
 elif spec:
     train(tf.distribute.MultiWorkerMirroredStrategy())
 else:

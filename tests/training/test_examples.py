@@ -72,6 +72,22 @@ def test_tensorflow_with_a_parameter_server_and_an_evaluator(laptop: Laptop) -> 
 
 
 @promise("S-343", "S-324")
+def test_tensorflow_whose_parameter_server_is_killed(laptop: Laptop) -> None:
+    """Its variables are lost; the chief asks for a restart by its exit code, and goes on from the last checkpoint."""
+    assert laptop.run("job", "submit", "-f", laptop.example("tensorflow"), "--local", PAUSE_S="3").returncode == 0
+    eventually(lambda: "step 100 loss" in laptop.logs("digits-ps", "master"), patience_s=PATIENCE_S)
+    kill_replica("digits-ps", "ps-0")
+    found = laptop.until("digits-ps", "Succeeded", "Failed")
+    log = laptop.logs("digits-ps", "master")
+    assert found["status"]["phase"] == "Succeeded", log
+    replicas = {each["role"] + str(each["index"]): each for each in found["evidence"]["replicas"]}
+    assert [replicas[name]["restarts"] for name in ("ps0", "master0", "worker0")] == [1, 1, 0]
+    begins = [int(line.rpartition(" ")[2]) for line in log.splitlines() if "begins at step" in line]
+    assert begins[-1] >= 100
+    assert accuracy(log) > ACCURATE
+
+
+@promise("S-343", "S-324")
 def test_tensorflow_mirrored_whose_worker_is_killed(laptop: Laptop) -> None:
     """Chief and worker in step; after a kill -9 both go on from the last checkpoint, and finish."""
     file = laptop.example("tensorflow", "mirrored.yaml")
