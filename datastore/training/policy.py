@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -52,7 +53,7 @@ class State(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
     """The state of a task. lost: its machine or pod was taken away. reason: more about a failure, for people. said:
-    what its log says about the failure (evidence.last_words)."""
+    what its log says about the failure (evidence.last_words). ended_at: when it ended, if that is known."""
 
     task: Task
     state: State
@@ -60,6 +61,7 @@ class TaskState:
     lost: bool = False
     reason: str = ""
     said: str = ""
+    ended_at: datetime | None = None
 
     @property
     def retriable(self) -> bool:
@@ -164,7 +166,7 @@ def policy_of(spec: TrainingJobSpec, topology: Topology) -> RunPolicy:
 
 def decide(policy: RunPolicy, seen: Seen) -> Decision:
     """Return what to do. A final failure comes before success, then the deadline, then the restart of failed tasks."""
-    failed = [each for each in seen.tasks if each.state is State.FAILED]
+    failed = sorted((each for each in seen.tasks if each.state is State.FAILED), key=_ended_at)  # the first tells why
     killed = [each for each in failed if each.retriable]
     together = policy.restart == "all"
     broken = next((each for each in failed if not each.retriable), None)
@@ -244,6 +246,10 @@ def _wait_for_evaluator(policy: RunPolicy, seen: Seen) -> Decision:
         return Wait(left_s)
     message = f"the training has succeeded; the evaluator was ended {seen.trained_s:.0f} s after that"
     return Finish(True, "EvaluatorEnded", message)
+
+
+def _ended_at(task: TaskState) -> datetime:
+    return task.ended_at or datetime.max.replace(tzinfo=UTC)
 
 
 def _ended(task: TaskState) -> bool:

@@ -133,6 +133,7 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
     if state is State.SUCCEEDED and code is None:
         code = 0
     ended = state in (State.SUCCEEDED, State.FAILED)
+    ended_at = time_of(terminated.get("finishedAt")) if ended else None
     return Replica(
         state=TaskState(
             task=task,
@@ -141,10 +142,11 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
             lost=state is State.FAILED and (lost or code is None),
             reason=reason if state is State.FAILED and reason != "Error" else "",
             said=last_words(message) if state is State.FAILED else "",
+            ended_at=ended_at,
         ),
         pods=tuple(pods),
         started_at=started,
-        ended_at=time_of(terminated.get("finishedAt")) if ended else None,
+        ended_at=ended_at,
         waiting=_waiting(pod, container, state),
         unschedulable=state is State.PENDING
         and (scheduled.get("status"), scheduled.get("reason")) == ("False", UNSCHEDULABLE),

@@ -68,7 +68,14 @@ class Replica:
     @property
     def task_state(self) -> TaskState:
         """The state of the task, for the run policy."""
-        return TaskState(task=self.task, state=self.state, exit_code=self.exit_code, reason=self.reason, said=self.said)
+        return TaskState(
+            task=self.task,
+            state=self.state,
+            exit_code=self.exit_code,
+            reason=self.reason,
+            said=self.said,
+            ended_at=self.ended_at,
+        )
 
     def start(self, run: Run) -> None:
         """Start the process of the task. Errors: OSError, DatastoreError; then no process was started."""

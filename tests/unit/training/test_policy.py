@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.promises import promise
 from tests.unit.training.jobs import in_a_cluster, job
 
 ALL = "roles: {worker: {replicas: 2}, ps: {}, evaluator: {}}"
+TWO = in_a_cluster(job("roles: {worker: {}}", "pytorch"))
 RUNNING, DONE, FAILED = State.RUNNING, State.SUCCEEDED, State.FAILED
 
 
@@ -142,6 +145,17 @@ def test_those_that_fail_because_another_one_was_killed_start_again_with_it(code
     assert isinstance(both, Restart)
     assert names(both.tasks) == ["master-0", "worker-0", "worker-1"]
     assert both.why.endswith(", and master-0 ended with exit code 1")
+
+
+@promise("S-324", "S-331")
+def test_the_replica_that_failed_first_tells_why() -> None:
+    """The others of a collective have lost their connections to it."""
+    master, worker = tasks("roles: {worker: {}}", "pytorch", master_0=1, worker_0=1)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    first = replace(worker, said="ValueError: bad batch", ended_at=at)
+    then = replace(master, said="RuntimeError: connection reset", ended_at=at + timedelta(seconds=1))
+    found = decide(policy_of(job("roles: {worker: {}}", "pytorch").spec, TWO), Seen(tasks=[then, first]))
+    assert found == Finish(False, "TaskFailed", "worker-0 ended with exit code 1; its log says: ValueError: bad batch")
 
 
 @promise("S-324")
