@@ -90,17 +90,6 @@ def test_a_directory_named_like_a_link_has_its_own_key(bench: Bench) -> None:
     assert list(bench.keys()) == ["y.rclonelink/"]
 
 
-@promise("S-28")
-def test_attributes_of_a_directory_are_not_believed_for_ever(bench: Bench) -> None:
-    """Each listing of the parent confirmed the attributes too, which it does not show."""
-    bench.one.local.mkdir("d", 0o700)
-    assert bench.two.local.stat("d").mode & 0o777 == 0o700
-    bench.one.local.chmod("d", 0o755)
-    bench.clock.advance(TTL_S + 0.1)
-    bench.two.local.listdir()
-    assert bench.two.local.stat("d").mode & 0o777 == 0o755
-
-
 @promise("S-03")
 def test_a_directory_whose_marker_went_has_default_attributes(bench: Bench) -> None:
     """It kept what the marker had said."""
@@ -142,19 +131,6 @@ def test_a_file_removed_elsewhere_is_written_again(bench: Bench) -> None:
         file.write(b"our", 0)
         assert bench.one.local.listdir("d") == [b"f"]
     assert bench.keys() == {"d/f": b"our"}
-
-
-@promise("S-29")
-def test_a_directory_with_unsent_files_stays(bench: Bench) -> None:
-    """It vanished from this mount, with the unsent files in it, when another client removed its marker."""
-    bench.put("d/")
-    with bench.one.local.opened("d/f", os.O_RDWR | os.O_CREAT) as file:
-        file.write(b"x")
-        bench.delete("d/")
-        assert bench.one.local.listdir() == [b"d"]
-        assert bench.one.local.listdir("d") == [b"f"]
-        assert bench.one.local.read("d/f") == b"x"
-    assert bench.keys() == {"d/f": b"x"}
 
 
 @promise("S-37")

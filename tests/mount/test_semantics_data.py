@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.conftest import ONE_SERVER
 from tests.mount.mounts import Area, fails
 from tests.patience import eventually
 from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+WAYS = ONE_SERVER
 
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
 MIB = 1 << 20

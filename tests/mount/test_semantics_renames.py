@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.conftest import ONE_SERVER
 from tests.mount.mounts import Area, fails
 from tests.promises import promise
 
 pytestmark = [pytest.mark.fuse, pytest.mark.plain_user]
+WAYS = ONE_SERVER
 
 NOREPLACE, EXCHANGE = 1, 2
 AT_FDCWD = -100

@@ -68,19 +68,6 @@ def test_the_options_of_the_command_are_its_own(cli: Cli, manifest: Path, tmp_pa
     assert cli("run", "-f", manifest, "--mount", f"digits={tmp_path}/d", *show).out == "['--mount', 'x', '-f']\n"
 
 
-def test_a_failed_upload_is_never_hidden(
-    cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_MODE", "unsynced")
-    arguments = ["run", "-f", manifest, "--mount", f"output={tmp_path}/d"]
-    succeeded = cli(*arguments, *script("pass"))
-    assert succeeded.code == 75
-    assert "not everything is uploaded: a/b.txt: 403 AccessDenied" in succeeded.err
-    failed = cli(*arguments, *script("raise SystemExit(3)"))
-    assert failed.code == 3
-    assert "not everything is uploaded: a/b.txt: 403 AccessDenied" in failed.err
-
-
 @promise("S-192")
 def test_a_directory_that_is_still_used_is_detached_and_reported(
     cli: Cli, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

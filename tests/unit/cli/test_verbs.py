@@ -28,16 +28,6 @@ def mounted(cli: Cli, manifest: Path, tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def test_mount_says_where_and_umount_leaves_nothing(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
-    place = tmp_path / "made" / "digits"
-    done = cli("mount", manifest, "digits", place)
-    assert done == (0, "", f"digits (s3://digits/) is mounted at {place}, read-only\n")
-    assert cli("umount", place) == (0, "", f"digits is unmounted from {place}\n")
-    assert not place.parent.exists()
-    assert [each["op"] for each in asked(root, "digits")] == ["stop"]
-    assert cli("list", "-o", "json").out == "[]\n"
-
-
 def test_the_state_is_for_its_owner_only(mounted: Path, root: Path) -> None:
     state_dir = state_of(root, "digits")
     assert stat.S_IMODE(root.stat().st_mode) == stat.S_IMODE(state_dir.stat().st_mode) == 0o700
@@ -393,18 +383,6 @@ def test_the_state_directories_of_old_mounts_are_removed(
             os.utime(state, (number, number))
     assert cli("mount", manifest, "digits", tmp_path / "last").code == 0
     assert [state.exists() for state in states] == [True, True, False, False, True, True]
-
-
-def test_unsent_files_are_uploaded_on_request(
-    cli: Cli, manifest: Path, tmp_path: Path, mount_output: MountOutput
-) -> None:
-    assert cli("mount", manifest, "digits", tmp_path / "e").code == 0
-    done = cli("unsent", "--retry", "digits")
-    assert (done.code, done.err) == (0, "everything of digits is uploaded\n")
-    mount_output("unsynced")
-    failed = cli("unsent", "--retry", "output")
-    assert failed.code == 6
-    assert "a/b.txt: 403 AccessDenied" in failed.err
 
 
 def test_a_server_that_hangs_is_ended_by_force_only(
