@@ -463,7 +463,7 @@ def test_a_chief_that_fails_frees_everything_and_keeps_what_was_said(person: Per
     before = person.said("logs", "mnist", "--role", "ps")
     boto_client(person.storage.here).put_object(Bucket=person.bucket, Key="digits-out/go", Body=b"")
     found = person.phase("mnist", "Failed")
-    assert "master-0 ended with exit code 1" in found["status"]["message"]
+    assert "master-0 ended with exit code 1; its log says: " in found["status"]["message"]
     assert person.said("logs", "mnist", "--role", "ps") == before == "[ps-0] ps 0 of mnist rank 0\n"
     assert "the chief gives up" in person.said("logs", "mnist", "--role", "master")
     person.no_pods()
