@@ -363,6 +363,19 @@ def test_the_alerts_ask_for_numbers_that_there_are_and_say_where_to_look() -> No
     assert f'pod=~"{controller}-.*"' in group["rules"][0]["expr"]
 
 
+@promise("S-246")
+def test_a_drain_evicts_each_controller_without_a_flag() -> None:
+    """kubectl refuses to evict a pod with an emptyDir, which a controller's temporary files don't need."""
+    models = yaml.safe_load((CHART / "values.yaml").read_text())["models"] | {"enabled": True}
+    controllers = [each for each in _chart(models=models) if each["kind"] == "Deployment"]
+    assert len(controllers) == 4
+    for each in controllers:
+        pod = each["spec"]["template"]["spec"]
+        assert "volumes" not in pod
+        environment = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+        assert environment["TMPDIR"] == "/dev/shm"
+
+
 def test_each_panel_of_the_dashboard_has_a_place_of_its_own() -> None:
     panels = json.loads((MANIFESTS / "monitoring" / "dashboard.json").read_text())["panels"]
     assert len({each["id"] for each in panels}) == len(panels)
