@@ -10,6 +10,7 @@ new server. Threads: the main thread waits for signals and the mount's end, one 
 from __future__ import annotations
 
 import argparse
+import errno
 import faulthandler
 import gc
 import importlib
@@ -398,7 +399,12 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
                 log.warning(what, extra=fields(missing=line))
         resumed, restarts = message.get("resumed") is True, int(message.get("restarts", 0))
         metrics = Metrics(spec.metrics, resumed=resumed)
-        store = build(spec, resumed=resumed)
+        try:
+            store = build(spec, resumed=resumed)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise MountFailed(f"the disk of the state directory {spec.state_dir} is full: make room on it") from error
     except PeerGone:
         return EXIT_FAILED
     except Exception as error:

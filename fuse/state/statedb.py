@@ -26,6 +26,8 @@ from .rows import NOWHERE, Intent, NotedUpload, Subject, Unsent, UploadNote, as_
 from .youngrows import LONG_BYTES, NAME, YoungRows
 
 _LOCK_TIMEOUT_S = 2.0
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""Errors of a full disk. The second: there was no room for the index of the write-ahead log."""
 _WAL_BYTES = 4 << 20
 """The most bytes of the write-ahead log after a checkpoint; SQLite makes a checkpoint every 1000 pages, about 4 MiB."""
 _FORGOTTEN_MAX = 64
@@ -74,16 +76,17 @@ class KnownAttributes(NamedTuple):
 
 
 class StateDb:
-    """The database, which is made if there is none. Safe for threads."""
+    """The database, which is made if there is none. Safe for threads. Errors: OSError if it can't be opened."""
 
     def __init__(self, path: Path, *, attribute_rows: int = 2_000_000) -> None:
         self._lock = threading.RLock()
-        self._connection = _connect(path)
-        self._connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
-        self._connection.execute("pragma journal_mode=wal")
-        self._connection.execute("pragma synchronous=normal")
-        self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
-        self._connection.executescript(_SCHEMA)
+        with _disk_errors():
+            self._connection = _connect(path)
+            self._connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+            self._connection.execute("pragma journal_mode=wal")
+            self._connection.execute("pragma synchronous=normal")
+            self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES}")
+            self._connection.executescript(_SCHEMA)
         self._forgotten: set[str] = set()
         """The staging files whose rows count no more but are not deleted yet."""
         self._ended: set[int] = set()
@@ -363,7 +366,7 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        if error.sqlite_errorcode in _FULL:
             raise OSError(errno.ENOSPC, "the disk of the state directory is full") from error
         raise OSError(errno.EIO, f"the journal cannot be written: {error}") from error
 

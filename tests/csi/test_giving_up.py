@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,23 @@ def test_a_server_that_hangs_keeps_its_volume_and_lets_it_go_when_it_answers(dri
         os.kill(server, signal.SIGCONT)
     first.unstage()
     assert mountinfo.read().at(first.staging) is None
+
+
+@promise("S-153")
+def test_a_volume_on_a_node_whose_disk_is_full_is_refused_with_the_directory(driver: Driver, pod: Pods) -> None:
+    first, disk = pod(), driver.settings.state_root
+    disk.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], check=True)
+    try:
+        with pytest.raises(grpc.RpcError) as refused:
+            first.stage()
+        said = str(refused.value.details())
+        assert f"the disk of the state directory {disk}/" in said
+        assert said.endswith("is full: make room on it")
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    (first.start() / "x").write_text("x")
+    first.end()
 
 
 @promise("S-121")
