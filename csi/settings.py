@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from datastore.api.endpoints import EndpointPolicy, policy_from
+from datastore.api.mountspec import DEFAULT_MEMORY_BYTES
 from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.errors import InvalidManifest
-from datastore.units import parse_quantity
+from datastore.units import format_quantity, parse_quantity
 
 DEFAULT_PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
-DEFAULT_MEMORY = "512Mi"
 DEFAULT_CACHE_VOLUME = "50Gi"
 DEFAULT_CACHE_NODE = "100Gi"
 
@@ -34,11 +34,11 @@ class Settings:
     plugin_dir: Path = field(default_factory=lambda: Path(DEFAULT_PLUGIN_DIR))
     registry_dir: Path | None = None
     endpoint: Path | None = None
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
     http_port: int = 0
     max_volumes: int = 0
-    cache_volume_bytes: int = 50 << 30
-    cache_node_bytes: int = 100 << 30
+    cache_volume_bytes: int = parse_quantity(DEFAULT_CACHE_VOLUME)
+    cache_node_bytes: int = parse_quantity(DEFAULT_CACHE_NODE)
     policy: EndpointPolicy = field(default_factory=EndpointPolicy)
     pod_logs_dir: Path = Path("/var/log/pods")
     host_proc: Path = Path("/host/proc")
@@ -96,7 +96,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             plugin_dir=Path(environment.get("PLUGIN_DIR") or DEFAULT_PLUGIN_DIR),
             registry_dir=Path(registry) if registry else None,
             endpoint=Path(endpoint) if endpoint else None,
-            memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or DEFAULT_MEMORY),
+            memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or format_quantity(DEFAULT_MEMORY_BYTES)),
             http_port=int(environment.get("HTTP_PORT") or 0),
             max_volumes=int(environment.get("MAX_VOLUMES") or 0),
             cache_volume_bytes=parse_quantity(environment.get("CACHE_SIZE_VOLUME") or DEFAULT_CACHE_VOLUME),

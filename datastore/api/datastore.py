@@ -31,6 +31,7 @@ from datastore.api.fields import (
     SecretName,
     SizeBytes,
 )
+from datastore.api.mountspec import DEFAULT_CACHE_BYTES
 from datastore.api.names import GROUP as GROUP
 from datastore.api.rules import immutable, rules
 from datastore.api.source import SFTPLocation
@@ -42,7 +43,6 @@ KIND = "Datastore"
 BACKENDS = ("s3", "nfs", "sftp", "glusterfs", "claim", "local")
 CLASS = "storageClassName"
 DEFAULT_NAMESPACE = "default"
-DEFAULT_CACHE_BYTES = 10 << 30
 LEAST_UPLOAD_LIMIT_BYTES = 512 << 10
 """The lowest uploadLimit that is accepted, in bytes a second: a part of 8 MiB then takes 16 s."""
 WRITABLE_TTL_S = 1.0
@@ -221,7 +221,7 @@ class Cache(Part):
         description="The most disk space that the cache uses; the least recently used data is dropped first. Data "
         "that is not uploaded yet is kept outside the cache and never dropped. In a cluster the administrator's "
         "limits for each volume and each node hold as well.",
-        json_schema_extra={"default": "10Gi"},
+        json_schema_extra={"default": format_quantity(DEFAULT_CACHE_BYTES)},
     )
     dir: AbsolutePath | None = Field(
         None,

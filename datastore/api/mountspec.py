@@ -20,6 +20,8 @@ _LIVE = (
     "used_files", "write_back_s",
 )  # fmt: skip
 """The fields that can change while a mount stands; so can the credentials of a bucket."""
+DEFAULT_CACHE_BYTES = 10 << 30
+DEFAULT_MEMORY_BYTES = 512 << 20
 LEAST_MEMORY_BYTES = 192 << 20
 """The lowest ceiling of a server's memory; with a lower one the server would only be busy freeing memory."""
 
@@ -44,7 +46,7 @@ class MountSpec:
     source: Source
     state_dir: str
     cache_dir: str
-    cache_size_bytes: int = 10 << 30
+    cache_size_bytes: int = DEFAULT_CACHE_BYTES
     read_only: bool = False
     capacity_bytes: int = 0
     attributes: Literal["full", "listing"] = "full"
@@ -54,7 +56,7 @@ class MountSpec:
     conflict: Literal["lastWriterWins", "fail"] = "lastWriterWins"
     write_back_s: float = 0.0
     upload_limit_bytes: int = 0
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
     used_bytes: int | None = None
     used_files: int | None = None
     metrics: str = ""

@@ -10,7 +10,7 @@ from typing import Literal
 from datastore.api.datastore import Datastore, DatastoreSpec
 from datastore.api.explain import similar
 from datastore.api.manifest import Manifest
-from datastore.api.mountspec import MountSpec
+from datastore.api.mountspec import DEFAULT_MEMORY_BYTES, MountSpec
 from datastore.api.secretmanifest import SecretManifest, certificate_from, credentials_from, ssh_credentials_from
 from datastore.api.source import GlusterFSLocation, LocalLocation, NFSLocation, S3Location, SFTPLocation, Source
 from datastore.errors import InvalidManifest
@@ -34,7 +34,7 @@ class MountOptions:
     allow_other: bool = False
     transport: Transport = "kernel"
     metrics: str = ""
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
     uid: int | None = None
     gid: int | None = None
     umask: int | None = None

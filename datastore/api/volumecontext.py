@@ -19,7 +19,7 @@ from datastore.api.datastore import API_VERSION, BACKENDS, KIND, Datastore, Data
 from datastore.api.endpoints import EndpointPolicy
 from datastore.api.explain import explain
 from datastore.api.fields import DNS_NAME_PATTERN, matches
-from datastore.api.mountspec import LEAST_MEMORY_BYTES, MountSpec
+from datastore.api.mountspec import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MountSpec
 from datastore.api.resolve import MountOptions, Place, assemble, source_of
 from datastore.api.secretmanifest import SecretManifest
 from datastore.api.source import NFSLocation, S3Location, document_of, source_from
@@ -175,7 +175,7 @@ def mount_spec(
     place: Place,
     *,
     read_only: bool = False,
-    memory_bytes: int = 512 << 20,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     policy: EndpointPolicy | None = None,
 ) -> MountSpec:
     """Return the MountSpec of a volume. context, secrets: of the CSI request; a Reference has been looked up before.

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from datastore.api.datastore import DEFAULT_CACHE_BYTES, Datastore
+from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest, load
+from datastore.api.mountspec import DEFAULT_CACHE_BYTES
 from datastore.api.resolve import source_in
 from datastore.api.source import GlusterFSLocation, NFSLocation, S3Location, SFTPLocation
 from datastore.backends import glusterfs

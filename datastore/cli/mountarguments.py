@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from datastore.api.manifest import load
-from datastore.api.mountspec import LEAST_MEMORY_BYTES
+from datastore.api.mountspec import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES
 from datastore.api.resolve import MountOptions
 from datastore.errors import DatastoreError
 from datastore.units import format_quantity, parse_quantity, parse_umask
@@ -52,7 +52,7 @@ Metrics = Annotated[
         help="Address at which the mount serves Prometheus metrics, e.g. 127.0.0.1:9464. Default: none.",
     ),
 ]
-DEFAULT_MEMORY = "512Mi"
+DEFAULT_MEMORY = format_quantity(DEFAULT_MEMORY_BYTES)
 """The default of --memory. Below 192Mi, the least, the interpreter and its threads alone would soon need more."""
 Memory = Annotated[
     str,

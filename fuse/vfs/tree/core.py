@@ -41,18 +41,18 @@ class Settings:
     files by itself (S-51), and caches what directories list (S-151).
     """
 
-    metadata_ttl_s: float = 1.0
-    full_attributes: bool = True
-    capacity_bytes: int = 0
-    used_bytes: int = 0
-    used_files: int = 0
-    defaults: Defaults = field(default_factory=lambda: Defaults(0, 0))
+    metadata_ttl_s: float
+    full_attributes: bool
+    capacity_bytes: int
+    used_bytes: int
+    used_files: int
+    defaults: Defaults
+    memory_bytes: int
+    refuse_conflicts: bool
+    write_back_s: float
+    open_less: bool
     silly_copy_bytes: int = 64 << 20
     retry_upload_s: float = 30.0
-    memory_bytes: int = 512 << 20
-    refuse_conflicts: bool = False
-    write_back_s: float = 0.0
-    open_less: bool = False
 
 
 class TreeLock:
