@@ -291,11 +291,8 @@ DIGITS = DATASTORES.path("team", "digits")
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedApi]:
     """A cluster that the user is logged in to."""
-    from kubernetes.config import kube_config
-
     with played_api() as played:
-        # The library reads KUBECONFIG when it is imported.
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(played.kubeconfig(tmp_path, "default")))
+        monkeypatch.setenv("KUBECONFIG", str(played.kubeconfig(tmp_path, "default")))
         yield played
 
 
