@@ -110,13 +110,14 @@ def test_a_controller_of_one_namespace_notices_that_the_claim_of_an_nfs_server_i
         ours.apply("results", {"nfs": {}})
         ours.reason("results", "ServerStarting")
         name = volume_name((ours.get("results") or {})["metadata"]["uid"])
-        # No node runs the server, so its readiness is written here.
-        served = '{"status":{"replicas":1,"readyReplicas":1}}'
         there = f"--namespace={example['parameters']['namespace']}"
-        fresh.kubectl("patch", "statefulset", name, there, "--subresource=status", "--type=merge", f"--patch={served}")
+        # No node runs the server, so the kubelet's word is written here.
+        said = '{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}'
+        fresh.kubectl("wait", "--for=create", f"pod/{name}-0", there, "--timeout=60s")
+        fresh.kubectl("patch", "pod", f"{name}-0", there, "--subresource=status", f"--patch={said}")
         ours.ready("results")
-        fresh.kubectl("delete", "persistentvolumeclaim", name, there)
-        assert "is gone, and is not made anew" in ours.reason("results", "NotFound")
+        fresh.kubectl("delete", "persistentvolumeclaim", name, there, "--wait=false")
+        assert "which has the data" in ours.reason("results", "StorageRefused")
         assert "orbidden" not in running.log.read_text()
 
 
