@@ -85,9 +85,11 @@ class Controller:
         return int(text.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def account_kubeconfig(admin: Path, kube: Kube, folder: Path, account: str = ACCOUNT) -> Path:
-    """A kubeconfig with the token of a service account, the controller's unless said."""
-    token = kube.kubectl("create", "token", account, "--namespace", SYSTEM, "--duration", "2h").strip()
+def account_kubeconfig(admin: Path, kube: Kube, folder: Path, account: str = ACCOUNT, pod: str = "") -> Path:
+    """A kubeconfig with the token of a service account, the controller's unless said. pod: the token is one that the
+    kubelet gives to this pod, and names its node."""
+    bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod}"] if pod else ["--duration", "2h"]
+    token = kube.kubectl("create", "token", account, "--namespace", SYSTEM, *bound).strip()
     document = yaml.safe_load(admin.read_text())
     document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
     path = folder / f"{account}.kubeconfig"

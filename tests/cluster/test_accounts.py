@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from datastore.api.names import usage_name
 from datastore.api.resources import DATASTORES, EXPORTS, MODELS, SERVINGS, TRAININGJOBS, VERSIONS, Resource
@@ -26,18 +25,6 @@ SOON_S = 120.0
 MERGE = "application/merge-patch+json"
 TAINT = {"key": STARTUP_TAINT, "effect": "NoSchedule"}
 OTHER = {"key": "example.org/reserved", "effect": "NoSchedule"}
-
-
-def account_of_pod(api_server: Cluster, kube: Kube, folder: Path, account: str, pod: str) -> Path:
-    """A kubeconfig with a token as the kubelet gives one to this pod: it names the pod's node."""
-    bound = ["--bound-object-kind=Pod", f"--bound-object-name={pod}"]
-    token = kube.kubectl("create", "token", account, "--namespace", SYSTEM, *bound).strip()
-    document = yaml.safe_load(api_server.kubeconfig.read_text())
-    document["users"] = [{"name": user["name"], "user": {"token": token}} for user in document["users"]]
-    path = folder / f"{pod}.kubeconfig"
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 @pytest.fixture
@@ -70,7 +57,7 @@ def nodes(api_kube: Kube) -> Iterator[tuple[str, str]]:
 def test_the_node_plugin_changes_its_own_node_only(
     api_server: Cluster, api_kube: Kube, nodes: tuple[str, str], tmp_path: Path
 ) -> None:
-    account = account_of_pod(api_server, api_kube, tmp_path, "datastore-node", "plugin-a")
+    account = account_kubeconfig(api_server.kubeconfig, api_kube, tmp_path, "datastore-node", "plugin-a")
 
     def said(node: str, change: dict[str, Any]) -> tuple[int, str]:
         return answer(account, "PATCH", f"/api/v1/nodes/{node}", change, MERGE)
@@ -100,7 +87,7 @@ def test_the_node_plugin_tells_what_pods_use_of_its_own_node_only(
     api_server: Cluster, api_kube: Kube, nodes: tuple[str, str], tmp_path: Path
 ) -> None:
     """It reads nothing of what other nodes tell."""
-    account = account_of_pod(api_server, api_kube, tmp_path, "datastore-node", "plugin-a")
+    account = account_kubeconfig(api_server.kubeconfig, api_kube, tmp_path, "datastore-node", "plugin-a")
     maps = f"/api/v1/namespaces/{SYSTEM}/configmaps"
     own, other = (usage_name(node) for node in nodes)
 

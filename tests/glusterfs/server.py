@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.nfs.host import packages
 from tests.nfs.host.network import Network, ip
 from tests.patience import eventually
 
@@ -19,7 +20,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ADDRESS = "10.97.0.1"
 """glusterd takes no brick at a loopback address."""
 COMMAND_TIMEOUT_S = 300.0
-PACKAGES_TIMEOUT_S = 600.0
 NEEDED = {"glusterd": "glusterfs-server", "glusterfs": "glusterfs-client", "ip": "iproute2"}
 
 
@@ -27,11 +27,7 @@ def obstacle() -> str:
     """Why no glusterd can run here, or ''."""
     if os.geteuid():
         return "glusterd needs root"
-    missing = [package for program, package in NEEDED.items() if shutil.which(program) is None]
-    if missing:
-        subprocess.run([CHECKOUT / ".ci/apt", *missing], check=False, timeout=PACKAGES_TIMEOUT_S)
-    absent = [program for program in NEEDED if shutil.which(program) is None]
-    return f"missing: {', '.join(absent)}" if absent else ""
+    return packages.absent(NEEDED)
 
 
 @dataclass

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import uuid
 from functools import cached_property
 from pathlib import Path
 
 from tests.nfs.host import packages
-from tests.nfs.host.guest import CHECKOUT, Guest
+from tests.nfs.host.guest import Guest
 from tests.nfs.host.network import CLIENT, SERVER, Network
 from tests.nfs.host.server import NFSServer
 from tests.servers import ServerMissing
@@ -24,11 +23,7 @@ def obstacle() -> str:
         return "the NFS host needs root, for its network"
     if not Path("/dev/net/tun").exists():
         return "the NFS host needs /dev/net/tun"
-    missing = [package for program, package in NEEDED.items() if shutil.which(program) is None]
-    if missing:
-        subprocess.run([CHECKOUT / ".ci/apt", *missing], check=False, timeout=packages.FETCH_TIMEOUT_S)
-    absent = [program for program in NEEDED if shutil.which(program) is None]
-    return f"missing: {', '.join(absent)}" if absent else ""
+    return packages.absent(NEEDED)
 
 
 class Bed:

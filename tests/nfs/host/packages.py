@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.servers import ServerMissing, tools_dir
@@ -26,10 +27,20 @@ PACKAGES = (
     "user-mode-linux",
     "xfsprogs",
 )
+APT = Path(__file__).resolve().parents[3] / ".ci/apt"
 FETCH_TIMEOUT_S = 600.0
 ATTEMPTS, PAUSE_S = 3, 10.0
 LAYOUT = "1"
 """Of what unpack() leaves; another one is fetched anew."""
+
+
+def absent(needed: Mapping[str, str]) -> str:
+    """Install the packages of programs that are missing; why that did not help, or ''. needed: package by program."""
+    missing = [package for program, package in needed.items() if shutil.which(program) is None]
+    if missing:
+        subprocess.run([APT, *missing], check=False, timeout=FETCH_TIMEOUT_S)
+    left = [program for program in needed if shutil.which(program) is None]
+    return f"missing: {', '.join(left)}" if left else ""
 
 
 def unpacked() -> Path:
