@@ -64,17 +64,18 @@ def unmount(
             mounttable.unmount_bind(record.mountpoint)
         forget(record)
         return ""
+    unstored = in_memory(record) if force else ""
     try:
         with _told(record, time.monotonic() + patience_s, say) if watch else nullcontext():
             answer = _stop(record, watch, force=force, detach=detach, timeout_s=patience_s)
         if answer is None:
-            lost = in_memory(record)
-            fate = "what the server has not stored is lost" if lost else "what is not uploaded is kept on disk"
+            unstored = in_memory(record)
+            fate = "what the server has not stored is lost" if unstored else "what is not uploaded is kept on disk"
             say(f"interrupted: unmounting {record.mountpoint} now; {fate}")
             force = True
             answer = _stop(record, None, force=True, detach=detach, timeout_s=GIVEN_UP_TIMEOUT_S) or {}
     except controlclient.NotAnswering as error:
-        _end_silent(record, error, force=force)
+        _end_silent(record, error, unstored, force=force)
         return ""
     return _finish(record, answer, say)
 
@@ -154,11 +155,12 @@ def dirty_of(record: MountRecord) -> list[Any]:
     return dirty if isinstance(dirty, list) else []
 
 
-def _end_silent(record: MountRecord, error: DatastoreError, *, force: bool) -> None:
-    """End a mount whose server does not answer, because it crashed, hangs or was ended. Errors: as unmount()."""
+def _end_silent(record: MountRecord, error: DatastoreError, unstored: str, *, force: bool) -> None:
+    """End a mount whose server does not answer, because it crashed, hangs or was ended. unstored: what in_memory() said
+    before it was asked to end, since it may have ended by now. Errors: as unmount()."""
     if record.pids and not force:
         raise _not_ended(record, error)
-    lost = in_memory(record)
+    lost = in_memory(record) or unstored
     for pid in record.pids:
         end_server(pid)
     if not directory.is_of_another(record):

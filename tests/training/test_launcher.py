@@ -352,11 +352,11 @@ def submitted_whose_bucket_vanishes(laptop: Laptop, name: str, end: str) -> None
     """A job that has written a file `late` which the storage does not take; then it does what end says. The file is
     open before the bucket vanishes: who opens it later may be told so at once, and then nothing is written."""
     line = (
-        "exec 3> /results/here/late; echo x > /results/here/early; while [ ! -e go ]; do sleep 0.1; done; "
+        "exec 3> /results/here/late; echo x > /results/here/early; echo stored; while [ ! -e go ]; do sleep 0.1; done; "
         f"echo precious >&3; exec 3>&-; echo tried; {end}"
     )
     laptop.submit(laptop.manifest(name, "  framework: none\n" + shell(line) + MOUNTS))
-    eventually(lambda: "early" in laptop.stored(), patience_s=PATIENCE_S)
+    eventually(lambda: "stored" in laptop.logs(name), patience_s=PATIENCE_S)
     Path(laptop.server.data_dir, laptop.out).rename(laptop.directory / f"{name}-bucket")  # the server may write to it
     (laptop.directory / "go").touch()
     eventually(lambda: "tried" in laptop.logs(name), patience_s=PATIENCE_S)
@@ -560,10 +560,9 @@ def test_ctrl_c_while_it_mounts_leaves_nothing(laptop: Laptop) -> None:
 @promise("S-333")
 @pytest.mark.plain_user
 def test_a_killed_launcher_takes_its_processes_along_and_is_told(laptop: Laptop) -> None:
-    laptop.submit(
-        laptop.manifest("headless", "  framework: none\n  roles: {worker: {}}\n" + shell("sleep 600") + MOUNTS)
-    )
-    eventually(lambda: len(pids_of(laptop, "headless")) >= 2, patience_s=PATIENCE_S)
+    body = shell("echo runs; sleep 600")  # before that, its bwrap may wait for the launcher
+    laptop.submit(laptop.manifest("headless", "  framework: none\n  roles: {worker: {}}\n" + body + MOUNTS))
+    eventually(lambda: "runs" in laptop.logs("headless"), patience_s=PATIENCE_S)
     kill_launcher("headless")
     eventually(lambda: gone(laptop, "headless"), patience_s=PATIENCE_S)
     found = laptop.until("headless", "Failed")

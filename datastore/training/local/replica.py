@@ -160,11 +160,12 @@ class Replica:
     def sample(self, own: Sequence[Process], traffic: tuple[int, int] | None) -> None:
         """Measure once what the replica uses. own: its processes. traffic: the bytes received and sent so far."""
         cpu_s, memory_bytes = self.group.cpu_s(), self.group.memory_bytes()
-        load = gpus.load(list(self.gpus))
+        load, last = gpus.load(list(self.gpus)), self.meter.last
+        used_s = self._cpu_before + (sum(each.cpu_s for each in own) if cpu_s is None else cpu_s)
         self.meter.add(
             Sample(
                 at_s=time.monotonic(),
-                cpu_s=self._cpu_before + (sum(each.cpu_s for each in own) if cpu_s is None else cpu_s),
+                cpu_s=max(used_s, last.cpu_s if last else 0.0),  # processes that have ended are not in `own`
                 memory_bytes=sum(each.memory_bytes for each in own) if memory_bytes is None else memory_bytes,
                 received_bytes=traffic[0] if traffic else None,
                 sent_bytes=traffic[1] if traffic else None,
