@@ -10,7 +10,7 @@ from datastore.api.endpoints import EndpointPolicy, policy_from
 from datastore.api.mountspec import DEFAULT_MEMORY_BYTES
 from datastore.api.volumecontext import DRIVER, memory_of
 from datastore.errors import InvalidManifest
-from datastore.units import format_quantity, parse_quantity
+from datastore.units import parse_quantity
 
 DEFAULT_PLUGIN_DIR = f"/var/lib/kubelet/plugins/{DRIVER}"
 DEFAULT_CACHE_VOLUME = "50Gi"
@@ -89,6 +89,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     """Read NODE_NAME, PLUGIN_DIR, REGISTRY_DIR, CSI_ENDPOINT, MOUNT_MEMORY, HTTP_PORT, MAX_VOLUMES, ALLOW_ENDPOINTS,
     ALLOW_RANGES, DENY_RANGES, CACHE_SIZE_VOLUME and CACHE_SIZE_NODE. Errors: InvalidManifest."""
     endpoint = environment.get("CSI_ENDPOINT", "").removeprefix("unix://")
+    memory = environment.get("MOUNT_MEMORY")
     registry = environment.get("REGISTRY_DIR", "")
     try:
         return Settings(
@@ -96,7 +97,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             plugin_dir=Path(environment.get("PLUGIN_DIR") or DEFAULT_PLUGIN_DIR),
             registry_dir=Path(registry) if registry else None,
             endpoint=Path(endpoint) if endpoint else None,
-            memory_bytes=memory_of(environment.get("MOUNT_MEMORY") or format_quantity(DEFAULT_MEMORY_BYTES)),
+            memory_bytes=memory_of(memory) if memory else DEFAULT_MEMORY_BYTES,
             http_port=int(environment.get("HTTP_PORT") or 0),
             max_volumes=int(environment.get("MAX_VOLUMES") or 0),
             cache_volume_bytes=parse_quantity(environment.get("CACHE_SIZE_VOLUME") or DEFAULT_CACHE_VOLUME),

@@ -35,7 +35,6 @@ class Replica:
     state: TaskState
     pods: tuple[Raw, ...] = ()
     started_at: datetime | None = None
-    ended_at: datetime | None = None
     waiting: str = ""
     unschedulable: bool = False
     image: str = ""
@@ -44,6 +43,11 @@ class Replica:
     def task(self) -> Task:
         """The task whose replica this is."""
         return self.state.task
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended, if it has and that is known."""
+        return self.state.ended_at
 
     @property
     def restarts(self) -> int:
@@ -133,7 +137,6 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
     if state is State.SUCCEEDED and code is None:
         code = 0
     ended = state in (State.SUCCEEDED, State.FAILED)
-    ended_at = time_of(terminated.get("finishedAt")) if ended else None
     return Replica(
         state=TaskState(
             task=task,
@@ -142,11 +145,10 @@ def _of_pod(task: Task, pods: list[Raw]) -> Replica:
             lost=state is State.FAILED and (lost or code is None),
             reason=reason if state is State.FAILED and reason != "Error" else "",
             said=last_words(message) if state is State.FAILED else "",
-            ended_at=ended_at,
+            ended_at=time_of(terminated.get("finishedAt")) if ended else None,
         ),
         pods=tuple(pods),
         started_at=started,
-        ended_at=ended_at,
         waiting=_waiting(pod, container, state),
         unschedulable=state is State.PENDING
         and (scheduled.get("status"), scheduled.get("reason")) == ("False", UNSCHEDULABLE),

@@ -16,7 +16,7 @@ from typing import Any
 
 MODES = (
     "ready", "error", "silent", "late", "garbage", "dies", "unsynced", "busy", "mute", "held", "refused", "stalled",
-    "ending",
+    "ending", "vanishes",
 )  # fmt: skip
 PATIENCE_S = 300.0
 """Nobody is there any more: a test that failed must not leave us behind."""
@@ -78,6 +78,8 @@ def answer_one(mode: str, spec: dict[str, Any], state_dir: Path, listener: socke
             asked.write(json.dumps(request) + "\n")
         if mode == "mute":
             time.sleep(PATIENCE_S)
+        if request["op"] == "stop" and mode == "vanishes":
+            return False
         if request["op"] == "stop" and (mode == "held" or (mode in ("stalled", "ending") and not request["force"])):
             stream.read()  # until the command gives up
             return True
@@ -95,14 +97,14 @@ def answers(mode: str, spec: dict[str, Any], request: dict[str, Any]) -> list[di
     if operation == "status":
         told = {"ok": True, "name": spec["name"], "cache": {"bytes": 1536, "limit": 10 << 30}, "path": {"read": "fast"}}
         told["unsent"] = {"files": 0, "bytes": 0, "failed": 0, "error": ""}
-        if mode in ("held", "refused"):
+        if mode in ("held", "refused", "vanishes"):
             told["inMemory"] = 2048
-        if mode == "refused":
+        if mode in ("refused", "vanishes"):
             told["unsent"]["error"] = dirty[0]["error"]
         if mode in ("held", "stalled", "ending"):
             told["storage"] = json.loads(os.environ["FAKE_STORAGE"])
             told["detached"] = mode == "ending"
-        return [{**told, "dirty": dirty if mode in ("unsynced", "held", "refused", "stalled") else []}]
+        return [{**told, "dirty": dirty if mode in ("unsynced", "held", "refused", "stalled", "vanishes") else []}]
     if operation == "warm":
         steps = [{"done_files": n, "files": 3, "done_bytes": n * 1024, "bytes": 3072} for n in range(1, 4)]
         failed = {"ok": False, "errors": ["a.txt: 403 AccessDenied", "b.txt: 403 AccessDenied"]}

@@ -552,3 +552,15 @@ def test_broken_records_break_nothing(cli: Cli, root: Path, mounted: Path) -> No
         (root / name / "mount.json").write_bytes(content.encode("latin-1"))
     (root / "file").write_text("")
     assert len(json.loads(cli("list", "-o", "json").out)) == 1
+
+
+@promise("S-261")
+def test_what_a_server_had_in_memory_when_it_ended_at_a_forced_unmount_is_reported_as_lost(
+    cli: Cli, mount_output: MountOutput
+) -> None:
+    """Nobody can be asked for it any more when the unmount finds that there is no answer."""
+    mount_output("vanishes")
+    forced = cli("umount", "--force", "output")
+    assert forced.code == 6
+    assert "that is lost: 2 KiB of a/b.txt: 403 AccessDenied" in forced.err
+    assert cli("list", "-o", "json").out == "[]\n"
