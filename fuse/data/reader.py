@@ -96,11 +96,19 @@ class Reader:
             offset = end
         return await self.loop.on_disk(b"".join, parts) if len(parts) > 1 else b"".join(parts)
 
-    async def bring(self, version: ObjectVersion) -> None:
-        """Fetch a whole small version, unless it is held. Errors: as obtain()."""
-        if not self._cache.present(version):
-            for piece in self._coming(version, 0, version.size):
-                await piece
+    async def bring(self, version: ObjectVersion) -> ObjectInfo | None:
+        """Fetch a whole small version, and return what the store says of it now; None if the version is held, or if
+        another call fetches it, which has ended then. Errors: as obtain()."""
+        if self._cache.present(version):
+            return None
+        piece = self.table.claim(version)
+        if piece is not None:
+            answer = await self._fetch([piece])
+            await piece
+            return answer
+        for piece in self._coming(version, 0, version.size):
+            await piece
+        return None
 
     async def bring_many(
         self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]
@@ -238,23 +246,26 @@ class Reader:
         await self._fetch(run, dropped)
         self._ahead -= 1
 
-    async def _fetch(self, run: list[Piece], dropped: Callable[[], bool] = lambda: False) -> None:
-        """Fetch new, adjoining pieces by one GET; each that arrives is written to the disk cache too."""
+    async def _fetch(self, run: list[Piece], dropped: Callable[[], bool] = lambda: False) -> ObjectInfo | None:
+        """Fetch new, adjoining pieces by one GET; each that arrives is written to the disk cache too. Return what the
+        store says of the object if the GET of a single piece succeeds."""
         try:
             if len(run) == 1 and run[0].size <= _LOOP_BYTES:
-                body = await self._ask(run, dropped)
+                found = await self._ask(run, dropped)
             else:
-                body = await self.loop.lane(lambda: now(self._ask(run, dropped)))
-            if body is not None:
-                self.table.finish(run[0], body)
+                found = await self.loop.lane(lambda: now(self._ask(run, dropped)))
+            if found is not None:
+                self.table.finish(run[0], found[0])
                 self._keeping.later(run[0])
+                return found[1]
         except BaseException as error:
             for piece in run:
                 if not piece.done:
                     self.table.fail(piece, error)
+        return None
 
-    async def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> Body | None:
-        """Return the body of a single piece. Several are fetched in a pool thread: each is handed to the loop as it
+    async def _ask(self, run: list[Piece], dropped: Callable[[], bool]) -> tuple[Body, ObjectInfo] | None:
+        """Return the answer for a single piece. Several are fetched in a pool thread: each is handed to the loop as it
         arrives, then written to the disk cache; the result is None."""
         if dropped():
             raise _left_alone(run[0])
@@ -286,7 +297,7 @@ class Reader:
         if not piece.done:  # otherwise the loop has abandoned the pool thread, and the piece has failed
             self.table.finish(piece, body)
 
-    async def _get(self, version: ObjectVersion, start: int, stop: int) -> Body:
+    async def _get(self, version: ObjectVersion, start: int, stop: int) -> tuple[Body, ObjectInfo]:
         """Return [start, stop) by one GET."""
         byte_range = _range(version, start, stop)
         learn = self._asking() if byte_range is None else None
@@ -298,12 +309,12 @@ class Reader:
             self.loop.soon(partial(learn, answer))
         elif learn is not None:
             learn(answer)
-        return body
+        return body, answer
 
     def _fill(self, version: ObjectVersion, start: int, stop: int) -> bool:
         """Put a range into the disk cache; return whether it is there. For a pool thread."""
         cache = self._cache
-        return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop)))
+        return cache.holds(version, start, stop) or cache.write(version, start, now(self._get(version, start, stop))[0])
 
 
 def _left_alone(piece: Piece) -> LeftAlone:

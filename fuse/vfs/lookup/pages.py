@@ -10,14 +10,16 @@ from ...loop import each
 from ...store.base import ListedObject, ListPage
 from ...store.limits import key_bytes
 from ..tree.core import Core
-from ..tree.listing import Listed, Listing, ends_of, listing_of
+from ..tree.listing import Listed, Listing, Span, ends_of, listing_of
 from ..tree.names import segment_of
 from ..tree.nodes import Directory
 
 _ABREAST = 8
 """The most known pages that are requested in parallel."""
-_RUN = 2.0
-"""A page is requested again if a lookup comes within this many times to live after another one in the same page."""
+_ENOUGH = 48
+"""An outdated page is requested again after this many lookups of its names: a page costs about as much ..."""
+_NEXT = 16
+"""... but a lookup counts as this many if the one before was in the same page, too: the process goes by the names."""
 
 
 class Pages:
@@ -102,25 +104,30 @@ class Pages:
         return ListPage(objects, prefixes, None if number == len(self._spans) - 1 else "", self._spans[number][2])
 
 
+def page_of(directory: Directory, name: bytes) -> Span | None:
+    """Return the page that a name belongs to, if it can be requested again by itself."""
+    span = directory.listing.span_of(segment_of(name)) if directory.listing is not None else None
+    return span if span is not None and span.digest else None
+
+
 async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
-    """Request again the page that a name belongs to, unless it is the first recent lookup there. Errors: StoreError."""
-    now, listing = core.clock.monotonic(), directory.listing
-    if listing is None or (span := listing.span_of(segment_of(name))) is None:
+    """Request again the page that a name belongs to, if it was looked up often enough. Errors: StoreError."""
+    listing, span = directory.listing, page_of(directory, name)
+    if listing is None or span is None:
         return
-    run, span.wanted_at = now - max(span.wanted_at, span.at) < _RUN * ttl_s, now
-    if not run:
+    span.asked += _NEXT if listing.asked is span else 1
+    listing.asked = span
+    if span.asked < _ENOUGH:
         return
     async with span.asking:
         seen, digest = directory.listed_as, span.digest
-        started, again = core.clock.monotonic(), span.at
-        if directory.listing is not listing or not digest or started - again < ttl_s:
+        started = core.clock.monotonic()
+        if directory.listing is not listing or not digest or started - span.at < ttl_s:
             return
         start = directory.key + span.after if span.after else ""
         page = await core.store.list_page(directory.key, delimiter="/", start_after=start, unless=digest)
-        if again > listing.listed_at:
-            # A process that comes back to the same pages is served faster by listing the whole directory.
-            directory.probe_s += core.clock.monotonic() - started
         if page.digest != digest:
             span.digest = b""
         elif directory.listing is listing and directory.listed_as == seen:
             span.confirmed(started)
+            span.asked = 0

@@ -110,18 +110,20 @@ class Prefetcher:
         self._asked: dict[str, Future[bool]] = {}
         """By key, a future for attributes that are on their way; its result is whether they came."""
         self._files = SmallFileFetcher(core.reader)
-        self._pending: OrderedDict[Ino, None] = OrderedDict()
-        """Files that were looked up without attributes on their way, and that were not opened since."""
+        self._pending: OrderedDict[tuple[Ino, bytes], None] = OrderedDict()
+        """Files, by directory and name, that were looked up without attributes on their way, and not opened since."""
         self._row = 0
         """How many of these files were opened in a row: the next one that is looked up is likely to be opened, too."""
 
     def opened(self, node: Node, *, kept: bool = False) -> None:
         """Note that a file was opened for reading; fetch the next files of its run. kept: the kernel has its pages."""
-        if node.ino in self._pending:
-            del self._pending[node.ino]
-            self._row += 1
         directory = node.parent
-        if kept or directory is None or (run := self._run(self._opens, directory)) is None:
+        if directory is None:
+            return
+        if (place := (directory.ino, node.name)) in self._pending:
+            del self._pending[place]
+            self._row += 1
+        if kept or (run := self._run(self._opens, directory)) is None:
             return
         prefix, wanted, room = directory.key, [], _BYTES_AHEAD - self._files.bytes
         for listed in run.listed(run.step(node.name)):
@@ -182,13 +184,30 @@ class Prefetcher:
         future = self._asked.get(node.key)
         if await (self._files.awaited(node.key) if future is None else future):
             return
-        self._pending[node.ino] = None
+        soon = node.parent is not None and self._opens_soon(node.parent, node.name)
+        if soon and not self._may_change(node.mtime_ns) and self._is_small(node.listed_kind, node.version()):
+            await self._files.brought(node.version())
+
+    def read(self, directory: Directory, name: bytes) -> ObjectVersion | None:
+        """Return the version of a file that is looked up and will probably be read next, though it is not held and no
+        run leads to it: a GET for it tells what a HEAD would. None: another file, or nothing shows that.
+        """
+        run, listing = self._opens.get(directory.ino), directory.listing
+        listed = listing.entries.get(name) if listing is not None else None
+        if listed is None or (run is not None and run.streak >= _STREAK) or not self._opens_soon(directory, name):
+            return None
+        version = ObjectVersion(directory.key + listed.tail, listed.etag, listed.size)
+        if self._may_change(listed.mtime_ns) or not self._is_small(listed.kind, version):
+            return None
+        return version if self._core.reader.held(version, 0, 1) is None else None
+
+    def _opens_soon(self, directory: Directory, name: bytes) -> bool:
+        """Note that a file is looked up; return whether it will probably be opened next."""
+        self._pending[directory.ino, name] = None
         if len(self._pending) > PENDING_MAX:
             self._pending.popitem(last=False)
             self._row = 0
-        soon = self._row >= _ENOUGH and not self._may_change(node.mtime_ns)
-        if soon and self._is_small(node.listed_kind, node.version()):
-            await self._files.brought(node.version())
+        return self._row >= _ENOUGH
 
     def _run(self, runs: OrderedDict[int, _Run], directory: Directory) -> _Run | None:
         listing = directory.listing

@@ -15,7 +15,7 @@ from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
-from .pages import look
+from .pages import look, page_of
 from .prefetcher import Prefetcher
 from .remote import Remote
 from .walks import Descent, Walks
@@ -304,7 +304,9 @@ class Resolver:
         return parent.children.get(name)
 
     async def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
-        told = None if now else await self._told_anew(parent, name)
+        alone = parent.large and self._core.settings.full_attributes and not now
+        read = self._prefetcher.read(parent, name) if alone else None
+        told = None if now else await self._told_anew(parent, name, pages=read is None)
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
@@ -314,8 +316,9 @@ class Resolver:
         started, mark = self._core.clock.monotonic(), parent.changed.get(name)
         child = parent.children.get(name)
         etag = child.etag if child is not None else None
-        found = await self._remote.probe(parent, name)
-        parent.probe_s += self._core.clock.monotonic() - started
+        found = await self._remote.probe(parent, name, read)
+        if read is None and page_of(parent, name) is None:
+            parent.probe_s += self._core.clock.monotonic() - started
 
         def holds() -> bool:
             """Whether the name is unchanged: it has no new Change and, as old Changes are dropped, no other version."""
@@ -325,7 +328,7 @@ class Resolver:
 
         return found, started, holds
 
-    async def _told_anew(self, parent: Directory, name: bytes) -> tuple[Listing, float] | None:
+    async def _told_anew(self, parent: Directory, name: bytes, *, pages: bool) -> tuple[Listing, float] | None:
         """Return a fresh listing that covers a name, and its time; list or request a page if that pays; else None."""
         told, odd = self._remote.believed(parent, name), not one_key(name)
         if told is not None:
@@ -333,7 +336,8 @@ class Resolver:
         if odd or not parent.large or parent.probe_s >= parent.list_s:
             listing = await self.read_directory(parent, whole=odd or parent.large)
             return (listing, listing.listed_at) if listing.complete else None
-        await look(self._core, parent, name, self.ttl(parent))
+        if pages:
+            await look(self._core, parent, name, self.ttl(parent))
         return self._remote.believed(parent, name)
 
     async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:

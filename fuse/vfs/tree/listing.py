@@ -52,7 +52,7 @@ class Stamp:
 class Span(Stamp):
     """One page of a listing: the range of tails that it covers, and when the store last showed it."""
 
-    __slots__ = ("after", "asking", "digest", "end", "upto", "wanted_at")
+    __slots__ = ("after", "asked", "asking", "digest", "end", "upto")
 
     def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
         super().__init__(at)
@@ -63,8 +63,8 @@ class Span(Stamp):
         self.end = key_bytes(upto)
         self.digest = digest
         """The page's digest, to ask the store whether it is unchanged; b"": unknown, or this mount changed a name."""
-        self.wanted_at = 0.0
-        """When a name of the page was last looked up while the page was too old (monotonic seconds)."""
+        self.asked = 0
+        """How much was looked up in the page since it is too old (see lookup/pages.py)."""
         self.asking = Lock()
         """Held while the page is requested by itself, so that it is requested once."""
 
@@ -82,6 +82,8 @@ class Listing:
     pages: int = 0
     spans: list[Span] = field(default_factory=list)
     """The pages in order; empty where the store does not list keys in the order of their bytes."""
+    asked: Span | None = None
+    """The page of the last lookup that found its page too old."""
     edited: bool = False
     """Whether this mount changed a name in the listing, so that the store's pages do not show all of it."""
     number: int = 0

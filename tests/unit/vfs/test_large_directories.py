@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datastore.fuse.store.base import ListPage
+from datastore.fuse.store.base import Capabilities, ListPage
 from datastore.fuse.vfs.lookup.remote import FIRST_PAGES
 from datastore.fuse.vfs.tree.listing import listing_of
 from tests.mounted import TTL_S, Client, World
@@ -65,7 +66,7 @@ def pages(world: World, one: Client) -> Pages:
 def test_who_looks_all_names_up_lists_no_page_twice_in_its_time(world: World, one: Client, pages: Pages) -> None:
     """Names first, then each one's attributes: `ls -l`, rsync, `du`; a HEAD each, and the next time none of them."""
     before = 0
-    for heads in (len(NAMES) + 4 * PAGES, 4 * PAGES):
+    for heads in (len(NAMES) + 5 * PAGES, 5 * PAGES):
         for name in NAMES:
             one.local.stat(b"d/" + name)
             world.later(TTL_S / 20)
@@ -88,6 +89,43 @@ def test_a_page_proves_that_nothing_else_is_there(world: World, one: Client, pag
     world.put("d/f100050", b"x")
     world.later(TTL_S)
     assert one.local.exists("d/f100050")
+
+
+@promise("S-152", "S-156", "S-28")
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_shuffled_loader_reads_a_large_directory_by_one_request_a_file(
+    world: World, one: Client, alone: bool
+) -> None:
+    """The request that brings a file also says that it is still there. What is held already costs a HEAD.
+
+    Where a directory can be listed beside a file of its name, that is asked for at the same time.
+    """
+    world.bucket.capabilities = Capabilities(lists_nothing_below_files=alone)
+    names = [f"d/f{number:04}" for number in range(6000)]
+    world.put_all(["d/", *names])
+    world.later(100)
+    Pages(one, 300)
+    one.local.listdir("d")
+    loaded = random.Random(3).sample(names, 300)
+    own = 75  # for the directory's own attributes, once in each time to live
+    for gets, heads in ((300, own + 12), (0, own + 300)):
+        before = [one.calls("get"), one.calls("head"), one.calls("list_page")]
+        for name in loaded:
+            assert one.local.read(name) == b"x"
+            world.later(TTL_S / 4)
+        after = [one.calls("get"), one.calls("head"), one.calls("list_page")]
+        got, asked, listed = (now - then for then, now in zip(before, after, strict=True))
+        assert got <= gets
+        assert asked <= heads
+        assert listed <= (5 if alone else 305)
+    new, gone, hidden = loaded[:3]
+    world.put(new, b"other")
+    world.tool.delete(gone)
+    world.put(f"{hidden}/x", b"below")
+    world.later()
+    assert one.local.read(new) == b"other"
+    assert not one.local.exists(gone)
+    assert stat.S_ISDIR(one.local.stat(hidden).mode) != alone
 
 
 @promise("S-156")
