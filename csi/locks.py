@@ -1,4 +1,4 @@
-"""Locks that let one call at a time work on a volume; a second call fails at once (ABORTED) and has to be repeated."""
+"""Locks that let one call at a time work on a volume; another waits, or fails (ABORTED) and has to be repeated."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from .errors import VolumeBusy
 
 
 class VolumeLocks:
-    """The locks. Any thread may use them. INVARIANT: a volume is in `_handles` while a thread is inside hold()."""
+    """The locks. Any thread may use them. INVARIANT: a volume is in `_held` while a thread is inside hold()."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._handles: set[str] = set()
+        self._released = threading.Condition()
+        self._held: set[str] = set()
 
     @contextmanager
-    def hold(self, volume_id: str) -> Iterator[None]:
-        """Hold a volume's lock, without waiting. Errors: VolumeBusy when another call holds it."""
-        with self._guard:
-            if volume_id in self._handles:
+    def hold(self, volume_id: str, wait_s: float = 0.0) -> Iterator[None]:
+        """Hold a volume's lock, and wait for it up to wait_s. Errors: VolumeBusy when another call still holds it."""
+        with self._released:
+            if not self._released.wait_for(lambda: volume_id not in self._held, wait_s):
                 raise VolumeBusy(f"volume {volume_id}: another call is working on it; try again")
-            self._handles.add(volume_id)
+            self._held.add(volume_id)
         try:
             yield
         finally:
-            with self._guard:
-                self._handles.remove(volume_id)
+            with self._released:
+                self._held.remove(volume_id)
+                self._released.notify_all()

@@ -1,7 +1,8 @@
 """The node service: it parses a request, passes it to volumes.py in a thread, and replies.
 
 When the kubelet gives up a call, its thread continues and holds the volume's lock until its own deadline. The next call
-for the volume gets ABORTED, so no two calls overlap. The pool is large enough that a slow volume delays no other.
+for the volume waits a few seconds and then gets ABORTED, so no two calls overlap. The pool is large enough that a slow
+volume delays no other.
 """
 
 from __future__ import annotations

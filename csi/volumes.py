@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 GIVE_UP_S = 600.0
 """How long uploads are retried when a volume leaves the node; then it is unmounted, and the rest stays on disk."""
+BUSY_S = 10.0
+"""How long a call of the kubelet waits for another call, or for our own work on the volume, before it is refused: the
+kubelet shows a refusal to the pod's user as a warning."""
 
 
 class Volumes:
@@ -65,13 +68,13 @@ class Volumes:
 
     def stage(self, wanted: Wanted) -> None:
         """Mount the volume at its staging path, or bring a mount that is there up to date."""
-        with self._locks.hold(wanted.volume_id):
+        with self._locks.hold(wanted.volume_id, BUSY_S):
             self._mount(wanted, wanted.staging_path, fresh=True)
 
     def publish(self, wanted: Wanted) -> None:
         """Bind-mount the volume at the target path. The kubelet repeats the call every minute or so, with the present
         Secret."""
-        with self._locks.hold(wanted.volume_id):
+        with self._locks.hold(wanted.volume_id, BUSY_S):
             source = self._inline(wanted.volume_id) if wanted.ephemeral else wanted.staging_path
             read_only = wanted.read_only or wanted.access.read_only
             resolved = self._resolved(wanted)
@@ -89,7 +92,7 @@ class Volumes:
         if self.pod_usage is not None:
             self.pod_usage.finish(target)
         self.pod_logs.finish(target)
-        with self._locks.hold(volume_id):
+        with self._locks.hold(volume_id, BUSY_S):
             self.commands.unmount_all(target)
             remove_directory(target)
             inline = self._inline(volume_id)
@@ -100,12 +103,12 @@ class Volumes:
 
     def unstage(self, volume_id: str, staging: str) -> None:
         """Upload what is left and unmount. Do nothing for a volume that is unknown or gone."""
-        with self._locks.hold(volume_id):
+        with self._locks.hold(volume_id, BUSY_S):
             self._unmount(volume_id, staging)
 
     def expand(self, volume_id: str, path: str, size_bytes: int) -> int:
         """Show the volume larger, unless its server reports the size; return the size. Errors: VolumeNotFound."""
-        with self._locks.hold(volume_id):
+        with self._locks.hold(volume_id, BUSY_S):
             mounter = self._mounter_of(volume_id)
             mounted = mounter.get(volume_id) if mounter else None
             if mounter is None or mounted is None or mountinfo.read().at(path) is None:

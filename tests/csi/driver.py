@@ -157,16 +157,16 @@ class Driver:
         with grpc.insecure_channel(f"unix:{self.settings.csi_socket}") as channel:
             yield channel
 
-    def node(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    def node(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S, *, once: bool = False) -> Any:
         """One call of the node service; again while another call, or the plugin itself, is at work on the volume, as
-        the kubelet does. Errors: grpc.RpcError."""
+        the kubelet does. once: not again. Errors: grpc.RpcError."""
         end = time.monotonic() + timeout_s
         while True:
             try:
                 with self.channel() as channel:
                     return getattr(stub(NodeStub, channel), method)(request, timeout=timeout_s, wait_for_ready=True)
             except grpc.RpcError as refused:
-                if refused.code() is not grpc.StatusCode.ABORTED or time.monotonic() > end:
+                if once or refused.code() is not grpc.StatusCode.ABORTED or time.monotonic() > end:
                     raise
             time.sleep(0.02)
 
@@ -254,7 +254,7 @@ class Pod:
             ),
         )
 
-    def publish(self) -> Path:
+    def publish(self, *, once: bool = False) -> Path:
         inline = self.context.get("csi.storage.k8s.io/ephemeral") == "true"
         self.driver.node(
             "NodePublishVolume",
@@ -267,12 +267,13 @@ class Pod:
                 secrets=self.secrets,
                 volume_context=self.context,
             ),
+            once=once,
         )
         return self.target
 
-    def unpublish(self) -> None:
+    def unpublish(self, *, once: bool = False) -> None:
         request = csi.NodeUnpublishVolumeRequest(volume_id=self.volume_id, target_path=str(self.target))
-        self.driver.node("NodeUnpublishVolume", request)
+        self.driver.node("NodeUnpublishVolume", request, once=once)
 
     def unstage(self) -> None:
         request = csi.NodeUnstageVolumeRequest(volume_id=self.volume_id, staging_target_path=self.staging)

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -35,6 +36,17 @@ def test_two_pods_share_one_mount_and_the_bucket_has_what_they_wrote(driver: Dri
     second.unstage()
     assert mountinfo.read().at(first.staging) is None
     assert driver.daemon().states() == []
+
+
+@promise("S-81")
+def test_calls_for_one_volume_at_the_same_time_wait_for_each_other(pod: Pods) -> None:
+    pods = [pod(f"pod-{number}") for number in range(16)]
+    pods[0].stage()
+    with ThreadPoolExecutor(len(pods)) as pool:
+        list(pool.map(lambda each: each.publish(once=True), pods))
+        (pods[0].target / "x").write_text("x")
+        assert [(each.target / "x").read_text() for each in pods] == ["x"] * len(pods)
+        list(pool.map(lambda each: each.unpublish(once=True), pods))
 
 
 @promise("S-81")
