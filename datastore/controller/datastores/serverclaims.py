@@ -29,10 +29,14 @@ class ServerClaims:
         self._limiter = Limiter()
 
     async def run(self) -> None:
-        """Watch forever. A namespace that a class names later is watched when the present watches end."""
-        while True:
-            await asyncio.gather(*map(self._watched, self._informers.server_namespaces()))
-            await asyncio.sleep(AGAIN_S)
+        """Watch forever; a namespace that a class names later is watched within AGAIN_S."""
+        watches: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for namespace in self._informers.server_namespaces():
+                    if namespace not in watches or watches[namespace].done():
+                        watches[namespace] = group.create_task(self._watched(namespace))
+                await asyncio.sleep(AGAIN_S)
 
     async def _watched(self, namespace: str) -> None:
         try:

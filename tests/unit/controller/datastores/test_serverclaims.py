@@ -51,6 +51,14 @@ class Api(Client):
             yield event
 
 
+def name_in_class(informers: Informers, namespace: str) -> None:
+    """Make a class whose NFS servers are in this namespace."""
+    tell = next(watch.tell for watch in informers.watches() if watch.resource.plural == "storageclasses")
+    parameters = {"backend": "nfs", "provisioner": "ganesha", "namespace": namespace}
+    metadata = {"name": namespace, "uid": namespace, "resourceVersion": "1"}
+    tell({"type": None, "object": {"metadata": metadata, "provisioner": DRIVER, "parameters": parameters}})
+
+
 @promise("S-286")
 def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_datastore(
     monkeypatch: pytest.MonkeyPatch,
@@ -59,11 +67,8 @@ def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_
     monkeypatch.setattr(serverclaims, "AGAIN_S", 0.0)
     woken: list[Key] = []
     informers = Informers(woken.append, woken.append, lambda namespace: namespace == "served")
-    tell = next(watch.tell for watch in informers.watches() if watch.resource.plural == "storageclasses")
     for namespace in ("exports", "served"):
-        parameters = {"backend": "nfs", "provisioner": "ganesha", "namespace": namespace}
-        metadata = {"name": namespace, "uid": namespace, "resourceVersion": "1"}
-        tell({"type": None, "object": {"metadata": metadata, "provisioner": DRIVER, "parameters": parameters}})
+        name_in_class(informers, namespace)
     a, b, other = claim("a", "team/a"), claim("b", "team/b"), claim("other", "")
     api = Api([[a, b, other], []], [[("DELETED", a), ("BOOKMARK", {})], [("ADDED", other)]])
 
@@ -75,3 +80,22 @@ def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_
     asyncio.run(story())
     assert woken == [("team", "a"), ("team", "b"), ("team", "a"), ("team", "b")]
     assert api.asked == {"exports"}
+
+
+@promise("S-286")
+def test_a_namespace_that_a_class_names_later_is_watched_while_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serverclaims, "AGAIN_S", 0.0)
+    informers = Informers(lambda _: None, lambda _: None, lambda _: False)
+    name_in_class(informers, "exports")
+    api = Api([], [])
+
+    async def story() -> None:
+        running = asyncio.create_task(ServerClaims(api, informers).run())
+        await asyncio.wait_for(api.all_was_seen.wait(), PATIENCE_S)
+        name_in_class(informers, "later")
+        async with asyncio.timeout(PATIENCE_S):
+            while "later" not in api.asked:
+                await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(story())
