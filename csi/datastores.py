@@ -118,6 +118,13 @@ class Datastores:
             for path in old:
                 path.unlink(missing_ok=True)
 
+    def volume_of(self, key: str) -> str:
+        """Return the id of the volume whose directories have this name (key_of), or '' if it is not known."""
+        try:
+            return str(json.loads((self._directory / f"{key}.json").read_text())["volume"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
     def _read(self, volume_id: str) -> dict[str, Any]:
         try:
             written = json.loads(self._path(volume_id).read_text())

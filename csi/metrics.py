@@ -11,18 +11,24 @@ from .volumes import Volumes
 
 MOUNTED = Family("datastore_csi_volume_mounted", "gauge", "Whether a volume of this node is mounted (1) or lost (0).")
 TRANSPORT = Family("datastore_csi_volume_transport", "gauge", "How a volume is mounted: by our engine or the kernel.")
+LEFT = Family(
+    "datastore_csi_left_files",
+    "gauge",
+    "Files of a volume that has left this node that are not uploaded; they are sent when it is mounted here again.",
+)
 STUCK = Family(
     "datastore_csi_stuck_processes",
     "gauge",
     "Commands that hang in the kernel and can't be ended.",
 )
-FAMILIES = (MOUNTED, TRANSPORT, STUCK)
+FAMILIES = (MOUNTED, TRANSPORT, LEFT, STUCK)
 
 
 def of_volumes(volumes: Volumes) -> str:
     """Return the page for a scrape. It asks the mount table and the NFS servers, and never touches a mount."""
     table = mountinfo.read()
     samples: list[Sample] = [(STUCK.name, {}, float(volumes.commands.left_behind()))]
+    samples += [(LEFT.name, {"volume": name}, float(count)) for name, count in volumes.left_files().items()]
     for volume in sorted(volumes.mounted(), key=lambda each: each.volume_id):
         there = table.at(volume.spec.mountpoint)
         mounted = there is not None and there.fstype in (*mountinfo.SUPERVISED, *FSTYPES)

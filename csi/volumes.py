@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,13 @@ class Volumes:
         """Return the volumes that are mounted on this node, as far as the plugin knows."""
         found = [mounter.get(volume_id) for mounter in self._mounters for volume_id in mounter.volumes()]
         return [each for each in found if each is not None]
+
+    def left_files(self) -> dict[str, int]:
+        """Return how many files of volumes that have left this node are not uploaded, by volume id, or by the name of
+        the state directory if that is not known (an inline volume's)."""
+        here = {key_of(each.volume_id) for each in self.mounted()}
+        found = Counter(path.parent.parent.name for path in self._settings.state_root.glob("*/staging/*"))
+        return {self._datastores.volume_of(key) or key: count for key, count in found.items() if key not in here}
 
     def stage(self, wanted: Wanted) -> None:
         """Mount the volume at its staging path, or bring a mount that is there up to date."""
@@ -199,9 +207,12 @@ class Volumes:
             self._failing_since.setdefault(volume_id, self._clock())
             log.warning("not everything is uploaded", extra=fields(volume=volume_id, reason=error))
             raise
-        if force:
-            log.error("gave up uploading; what is left is in the state directory", extra=fields(volume=volume_id))
         self._failing_since.pop(volume_id, None)
+        # Given up, or the volume's processes ended before this call, as in a reboot: then nobody has its keys any more.
+        if left := self.left_files().get(volume_id):
+            log.error(
+                "files that are not uploaded stay on this node's disk", extra=fields(volume=volume_id, files=left)
+            )
         self._datastores.forget(volume_id)
 
     def _owner_at(self, volume_id: str, mountpoint: str) -> Mounter | None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from datastore import mountinfo
-from tests.csi.driver import Driver, Pod, ended, until
+from tests.csi.driver import Driver, Pod, context_of, ended, until
 from tests.promises import promise
+from tests.servers import Server, reserved_port
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
@@ -140,3 +142,25 @@ def test_settings_changed_during_a_replacement_reach_the_next_server(driver: Dri
         driver.mount_daemon.start()
         until(driver.has_adopted, "the mount is adopted", log=driver.logs)
     assert (pod("pod-b", group="2000").publish() / "x").stat().st_gid == 2000
+
+
+@promise("S-85")
+def test_files_of_a_volume_that_does_not_return_after_a_reboot_are_counted_until_it_does(
+    driver: Driver, pod: Pods, versitygw: Server, bucket: str, stored: Callable[[str], bytes]
+) -> None:
+    first = pod(context=context_of(versitygw, bucket, writeBack={"maxDelay": "3600s"}))
+    (first.start() / "x").write_text("x")
+    driver.close()
+    with reserved_port() as port:
+        driver.plugin.environment = {**driver.plugin.environment, "HTTP_PORT": str(port)}
+        driver.start()
+
+        def counted() -> bool:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+                return f'datastore_csi_left_files{{volume="{first.volume_id}"}} 1.0' in page.read().decode()
+
+        first.end()
+        assert counted()
+        first.start()
+        assert stored("x") == b"x"
+        assert not counted()
