@@ -26,6 +26,7 @@ from ..unixserver import UnixServer
 from .cgroups import Cgroups
 from .daemon import MountDaemon
 from .metrics import of_mounts
+from .mountlogs import LOOK_S, MountLogs
 from .protocol import connected, daemon_handler, handles_of
 
 log = logging.getLogger("datastore.csi.mountdaemon")
@@ -78,7 +79,9 @@ def main() -> int:
     log.info("the mount daemon serves", extra=fields(socket=settings.daemon_socket))
     health = HealthServer(settings.http_port, ready=lambda: True, metrics=lambda: of_mounts(daemon.states()))
     health.start()
-    stop.wait()
+    mount_logs = MountLogs()
+    while not stop.wait(LOOK_S):
+        mount_logs.look(daemon.states())
     health.stop()
     server.stop()
     if not _is_shared(settings):

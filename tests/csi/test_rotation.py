@@ -66,6 +66,20 @@ def everything_said(driver: Driver) -> Iterator[str]:
             yield Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
 
 
+@promise("S-123")
+def test_the_mount_daemons_log_says_what_is_wrong_with_a_mount(driver: Driver, accounts: Accounts) -> None:
+    bucket = make_bucket(accounts.server, "logged")
+    keys = accounts.create("user-0", CANARIES[0])
+    pod = Pod(driver=driver, volume_id="team/logged/1", context=context_of(accounts.server, bucket), secrets=keys)
+    pod.start()
+    accounts.remove("user-0")
+    with pytest.raises(OSError, match=REFUSED):
+        (pod.target / "x").write_text("x")
+    os.kill(driver.state(pod.volume_id).server_pid, 9)
+    for said in ("access key id user-0 is not known to the server", "the mount server died; it is replaced"):
+        until(lambda: said in driver.mount_daemon.log.read_text(), said, log=driver.logs)  # noqa: B023
+
+
 @promise("S-85")
 def test_an_unsent_file_keeps_the_volume_on_the_node_until_it_is_sent(driver: Driver, accounts: Accounts) -> None:
     bucket = make_bucket(accounts.server, "unsent")
