@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+V2_LIMIT = "memory.max"
 BESIDE_BYTES = 128 << 20
 """Memory for the supervisor and the standby server (measured: 25 and 35 MB)."""
 LEAF = "daemon"
@@ -72,6 +73,17 @@ class Cgroup:
         except OSError as error:
             log.warning("a process stays outside its cgroup", extra=fields(pid=pid, error=error))
 
+    def oom_kills(self) -> int:
+        """Return how many of its processes the kernel has killed because they exceeded the limit together."""
+        if self.directory is None:
+            return 0
+        counted = self.directory / ("memory.events" if self._limit_file == V2_LIMIT else "memory.oom_control")
+        try:
+            words = counted.read_text().split()
+            return int(words[words.index("oom_kill") + 1])
+        except (OSError, ValueError, IndexError):
+            return 0
+
     def remove(self) -> None:
         """Remove the cgroup after its processes have ended. Idempotent."""
         if self.directory is not None:
@@ -108,7 +120,7 @@ def _place(root: Path, own: Path) -> tuple[Path | None, str]:
     if unified is None:
         return None, ""
     found = _visible(root, unified)
-    return (found, "memory.max") if found and _delegated(found) else (None, "")
+    return (found, V2_LIMIT) if found and _delegated(found) else (None, "")
 
 
 def _visible(mount: Path, path: str) -> Path | None:

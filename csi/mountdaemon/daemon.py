@@ -79,6 +79,7 @@ class MountState:
     state_dir: str
     supervisor_pid: int
     server_pid: int
+    oom_kills: int = 0
 
 
 class MountDaemon:
@@ -144,6 +145,7 @@ class MountDaemon:
                 state_dir=mount.spec.state_dir,
                 supervisor_pid=mount.supervisor_pid,
                 server_pid=server_pid(mount.spec),
+                oom_kills=mount.oom_kills,
             )
             for volume_id, mount in list(self._mounts.items())
         ]

@@ -32,6 +32,9 @@ def of_mounts(states: Iterable[MountState]) -> str:
         answers = list(pool.map(_ask, listed))
     told = zip(listed, answers, strict=True)
     samples = [each for state, answer in told for each in _told(state.volume_id, answer)]
+    samples += [
+        ("datastore_mount_oom_kills_total", {"volume": each.volume_id}, float(each.oom_kills)) for each in listed
+    ]
     return rendered(FAMILIES, samples)
 
 
@@ -42,6 +45,9 @@ FAMILIES = (
     Family("datastore_mount_unsent_bytes", "gauge", "Their bytes."),
     Family("datastore_mount_nodes", "gauge", "Files and directories that the kernel knows."),
     Family("datastore_mount_server_restarts_total", "counter", "Servers that were replaced."),
+    Family(
+        "datastore_mount_oom_kills_total", "counter", "Processes that the kernel killed for the mount's memory limit."
+    ),
     Family("datastore_store_calls_total", "counter", "Calls to the storage by method."),
     Family("datastore_store_received_bytes_total", "counter", "Bytes from the storage by method."),
     Family("datastore_store_sent_bytes_total", "counter", "Bytes to the storage by method."),

@@ -79,6 +79,11 @@ class SupervisedMount:
         process = self._process
         return process.pid if process is not None and process.poll() is None else 0
 
+    @property
+    def oom_kills(self) -> int:
+        """How many of the mount's processes the kernel has killed because of its memory limit."""
+        return self._cgroup.oom_kills()
+
     def start(self, handle: MountHandle | None = None) -> MountHandle:
         """Mount; with a handle, own it and continue its mount, even if a supervisor can be started only later.
 

@@ -278,6 +278,8 @@ def test_a_mount_that_takes_too_much_memory_ends_and_comes_back_alone(
         took_s = time.monotonic() - began
         print(f"a mount at its limit of memory: five more rounds after {took_s:.1f} s; {told}")
         other.goes_on()
+        page = kube.kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{name}:9809/proxy/metrics")
+        assert f'datastore_mount_oom_kills_total{{volume="{volume.handle}"}} {1.0 + told["hoarder"]}\n' in page
         after = servers(kube, name, bucket)
         assert after[""] not in (0, told["server"])
         assert after["other/"] == others

@@ -69,6 +69,7 @@ def main(endpoint: str, bucket: str, memory: str, access_key: str, secret_key: s
             )
             said["overgrown"] = json.loads(grown.stdout)
             until(lambda: driver.state(VOLUME).server_pid not in (0, before.server_pid), "another server")
+            said["counted"] = driver.state(VOLUME).oom_kills
             said["read_again"] = _read(next(each for each in place.rglob("*") if each.is_file()))
             pod.end()
             until(lambda: not group.exists(), "the end of the group")

@@ -57,4 +57,5 @@ def test_a_mount_keeps_below_its_limit_and_ends_alone_when_it_is_met(nfs_client:
     assert said["same_server"]
     assert said["resident"] < MEMORY
     assert (said["overgrown"]["limit"], said["overgrown"]["kills"]) == (limit_of(MEMORY), 1)
+    assert said["counted"] == 1 + said["overgrown"]["hoarder"]
     assert said["read_again"] in (1, FILE_BYTES), "by the next server"

@@ -138,6 +138,13 @@ def test_a_restarted_mount_daemon_gets_the_plugins_handles(tmp_path: Path) -> No
         DaemonClient(server.path, node="node-7").ping()
 
 
+COUNTS = {
+    "memory.limit_in_bytes": ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+    "memory.max": ("memory.events", "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n"),
+}
+"""By the file with the limit: the one in which the kernel counts the kills, and what it writes there."""
+
+
 @promise("S-118")
 @pytest.mark.parametrize(
     ("own_lines", "group", "limit"),
@@ -162,6 +169,9 @@ def test_a_mount_has_a_cgroup_with_a_ceiling_below_ours(tmp_path: Path, own_line
     assert made.directory.parent == place
     assert (made.directory / limit).read_text() == str(896 << 20)
     assert (made.directory / "cgroup.procs").read_text() == "4711"
+    counted, text = COUNTS[limit]
+    (made.directory / counted).write_text(text)
+    assert made.oom_kills() == 3
 
 
 def test_a_mount_works_without_a_cgroup(tmp_path: Path) -> None:
@@ -171,6 +181,7 @@ def test_a_mount_works_without_a_cgroup(tmp_path: Path) -> None:
         made = cgroups.of("v", 1 << 30)
         made.make()
         made.add(1)
+        assert made.oom_kills() == 0
         made.remove()
         assert made.directory is None
 
@@ -267,8 +278,11 @@ def test_metrics_are_in_the_text_format() -> None:
 
 
 def test_the_numbers_of_a_mount_carry_its_volume(tmp_path: Path) -> None:
-    state = MountState(volume_id="a/b/c", mountpoint="/m", state_dir=str(tmp_path), supervisor_pid=1, server_pid=2)
-    assert of_mounts([state]).splitlines()[-1] == 'datastore_mount_up{volume="a/b/c"} 0.0'
+    state = MountState(
+        volume_id="a/b/c", mountpoint="/m", state_dir=str(tmp_path), supervisor_pid=1, server_pid=2, oom_kills=2
+    )
+    assert 'datastore_mount_up{volume="a/b/c"} 0.0' in of_mounts([state]).splitlines()
+    assert 'datastore_mount_oom_kills_total{volume="a/b/c"} 2.0' in of_mounts([state]).splitlines()
 
 
 LIES: dict[str, bytes] = {
