@@ -37,6 +37,8 @@ ADOPTIONS = 8
 """How many mounts are taken over at the same time; each starts two processes."""
 FLUSH_TIMEOUT_S = 15.0
 """Time for uploads when no plugin has the handles: the node is being shut down, or the driver uninstalled."""
+PLUGIN_ENDS_S = 5.0
+"""In a shutdown of the node the plugin gets its SIGTERM with the daemon, and takes a second to end."""
 
 
 def adopt_all(daemon: MountDaemon, settings: Settings) -> None:
@@ -91,11 +93,15 @@ def main() -> int:
 
 
 def _is_shared(settings: Settings) -> bool:
-    try:
-        with connected(settings.handles_socket):
-            return True
-    except NotAnswering:
-        return False
+    """Return whether a plugin has the handles, and does not end now."""
+    end = time.monotonic() + PLUGIN_ENDS_S
+    while time.monotonic() < end:
+        try:
+            with connected(settings.handles_socket):
+                time.sleep(0.2)
+        except NotAnswering:
+            return False
+    return True
 
 
 if __name__ == "__main__":

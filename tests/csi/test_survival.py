@@ -145,6 +145,18 @@ def test_settings_changed_during_a_replacement_reach_the_next_server(driver: Dri
 
 
 @promise("S-85")
+def test_a_node_that_is_shut_down_uploads_what_is_left(
+    driver: Driver, pod: Pods, versitygw: Server, bucket: str, stored: Callable[[str], bytes]
+) -> None:
+    (pod(context=context_of(versitygw, bucket, writeBack={"maxDelay": "3600s"})).start() / "x").write_text("x")
+    for process in (driver.mount_daemon, driver.plugin):
+        assert process.popen is not None
+        process.popen.send_signal(signal.SIGTERM)
+    assert driver.mount_daemon.end() == 0
+    assert stored("x") == b"x"
+
+
+@promise("S-85")
 def test_files_of_a_volume_that_does_not_return_after_a_reboot_are_counted_until_it_does(
     driver: Driver, pod: Pods, versitygw: Server, bucket: str, stored: Callable[[str], bytes]
 ) -> None:
