@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 
 from datastore import mountinfo
 from datastore.csi.mountdaemon.protocol import handles_of
-from tests.csi.driver import Driver, Pod, answered, until
+from tests.csi.driver import Driver, Pod, answered, context_of, secrets_of, until
 from tests.promises import promise
+from tests.servers import Server
 
 pytestmark = pytest.mark.fuse
 Pods = Callable[..., Pod]
@@ -89,6 +91,33 @@ def test_a_volume_on_a_node_whose_disk_is_full_is_refused_with_the_directory(dri
         subprocess.run(["umount", "--lazy", disk], check=True)
     (first.start() / "x").write_text("x")
     first.end()
+
+
+@promise("S-207")
+def test_a_write_on_a_full_disk_takes_the_place_of_cached_data(
+    directory: Path, versitygw: Server, bucket: str, versitygw_put: Callable[[str, bytes], None]
+) -> None:
+    disk = directory / "plugin"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", disk], check=True)
+    driver = Driver(directory)
+    try:
+        driver.start()
+        versitygw_put("read", bytes(32 << 20))
+        pod = Pod(
+            driver=driver, volume_id="team/data/1", context=context_of(versitygw, bucket), secrets=secrets_of(versitygw)
+        )
+        with (pod.start() / "written").open("wb", buffering=0) as file, (disk / "filler").open("wb") as filler:
+            file.write(b"x")
+            assert len((pod.target / "read").read_bytes()) == 32 << 20
+            free = os.statvfs(disk)
+            filler.write(bytes(free.f_bavail * free.f_frsize))
+            filler.flush()
+            for _ in range(8):
+                file.write(bytes(1 << 20))
+        pod.end()
+    finally:
+        driver.close()  # that unmounts the disk as well
 
 
 @promise("S-121")

@@ -223,7 +223,13 @@ class Files:
                 await self._uploads.fill(staged, gaps)
             if not staged.dirty_ranges:
                 staged.grows_since = self._core.clock.monotonic()
-            written = staged.write(offset, payload)
+            try:
+                written = staged.write(offset, payload)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                await self._core.loop.on_disk(self._core.cache.make_room, len(payload))
+                written = staged.write(offset, payload)
             self._core.passthrough.write(node.ino, offset, payload)
             self.modified(node, kill_suidgid=kill_suidgid)
             return written
