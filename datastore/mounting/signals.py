@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPEAT_S = 0.5
+"""A signal that comes again sooner is the same request: timeout(1) sends it to us and to our process group, and when a
+terminal closes, both the kernel and the shell send SIGHUP."""
 _BEFORE_WATCHING: list[int] = []
 """What came within keyboard(), before watching()."""
 
@@ -39,10 +42,14 @@ class SignalWatch:
     def __init__(self, wait_fd: int) -> None:
         self.wait_fd = wait_fd
         self._came: list[int] = []
+        self._last: dict[int, float] = {}
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """Note a signal; this is the handler."""
-        self._came.append(signum)
+        """Note a signal, unless it repeats the last one of its number; this is the handler."""
+        now = time.monotonic()
+        if now - self._last.get(signum, -REPEAT_S) >= REPEAT_S:
+            self._came.append(signum)
+        self._last[signum] = now
 
     @property
     def pending(self) -> bool:

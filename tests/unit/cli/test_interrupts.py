@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -194,6 +195,18 @@ def test_a_wait_for_uploads_is_reported_and_ended_by_ctrl_c(
     os.kill(fake_pid(root), signal.SIGKILL)
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+@promise("S-192")
+def test_a_signal_that_is_sent_twice_at_once_is_one_request() -> None:
+    """timeout(1) signals a process and its group; the second one would break off the uploads of the first."""
+    with signals.watching() as watch:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert [watch.take() for _ in range(3)] == [signal.SIGTERM, signal.SIGINT, None]
+        time.sleep(signals.REPEAT_S)
+        signal.raise_signal(signal.SIGTERM)
+        assert watch.take() == signal.SIGTERM
 
 
 def test_signal_handlers_are_restored() -> None:
