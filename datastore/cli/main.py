@@ -16,6 +16,7 @@ _INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Entry point of `datastore` and `kubectl-datastore`."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As on standard error: a log or a name may hold what the terminal's encoding can't say.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -49,6 +50,15 @@ def _no_directory() -> str:
     except OSError as error:
         return f"the current directory can't be used ({error.strerror}), perhaps its mount ended: cd to another one"
     return ""
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of a standard stream that is closed, as `>&-` does: its number would go to the next file
+    that is opened, and our output into that."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 def leave(code: int) -> NoReturn:

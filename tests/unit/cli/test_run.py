@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.promises import promise
 
 from .conftest import Cli, asked
+
+CHECKOUT = str(Path(__file__).parents[3])
 
 
 def script(text: str) -> list[str]:
@@ -53,6 +58,19 @@ def test_no_command_runs_if_a_mount_fails(
 def test_a_signal_that_ends_the_command_is_told(cli: Cli, manifest: Path, tmp_path: Path) -> None:
     mount = ["--mount", f"digits={tmp_path}/d"]
     assert cli("run", "-f", manifest, *mount, *script("import os; os.kill(os.getpid(), 9)")).code == 137
+
+
+def test_closed_standard_streams_are_no_error(manifest: Path, tmp_path: Path) -> None:
+    """And none of our own files gets their numbers, which the command would write into."""
+    look = "import os; open(os.environ['SEEN'], 'w').write(str([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]))"
+    driver = [sys.executable, os.fspath(Path(__file__).with_name("driver.py"))]
+    arguments = ["run", "-f", os.fspath(manifest), "--mount", f"digits={tmp_path}/d", *script(look)]
+    environment = {**os.environ, "FAKE_MODE": "ready", "PYTHONPATH": CHECKOUT, "SEEN": os.fspath(tmp_path / "seen")}
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *driver, *arguments], env=environment, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "seen").read_text() == str(["/dev/null"] * 3)
 
 
 def test_all_mounts_stand_while_the_command_runs(cli: Cli, root: Path, manifest: Path, tmp_path: Path) -> None:
