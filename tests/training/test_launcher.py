@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,12 @@ from typing import Any
 import pytest
 
 from datastore import controlclient
-from datastore.api.manifest import parse
+from datastore.api.manifest import load, parse
 from datastore.cli.exitcodes import ExitCode
 from datastore.mounting.records import all_records
 from datastore.mounting.signals import watching
 from datastore.training.local import launcher as launcher_module
+from datastore.training.local.driver import LocalDriver
 from datastore.training.local.launcher import GRACE_S, Launcher
 from datastore.training.local.records import JobDirectory, LocalState, Submitter, directory_of
 from tests.patience import eventually
@@ -528,6 +531,46 @@ def test_ctrl_c_ends_the_following_and_not_the_job(laptop: Laptop) -> None:
     assert "looked-at continues" in said
     (laptop.directory / "go").touch()
     laptop.until("looked-at", "Succeeded")
+
+
+@promise("S-332")
+def test_a_reader_that_closes_its_pipe_ends_the_following_and_not_the_job(laptop: Laptop) -> None:
+    """As `head` and `less` do."""
+    line = "echo here; until [ -e go ]; do echo more; sleep 0.1; done"
+    file = laptop.manifest("piped", "  framework: none\n" + shell(line))
+    following = laptop.start("job", "submit", "-f", file, "--local", "--follow")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "[master-0] here\n"
+    following.stdout.close()
+    following.stdout = None
+    said = following.communicate(timeout=PATIENCE_S)[1]
+    assert following.returncode == 130
+    assert "piped continues" in said
+    (laptop.directory / "go").touch()
+    laptop.until("piped", "Succeeded")
+
+
+@promise("S-332")
+def test_a_job_is_deleted_while_other_commands_look_at_it(laptop: Laptop) -> None:
+    """Each look for its launcher makes the file that the launcher locks."""
+    manifest = load(os.fspath(laptop.manifest("doomed", "  framework: none\n  suspend: true\n  command: ['true']\n")))
+    directory = directory_of("doomed", "default")
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            directory.alive  # noqa: B018
+
+    with ThreadPoolExecutor(1) as other:
+        looking = other.submit(look)
+        try:
+            for _ in range(50):
+                LocalDriver().create(manifest.pick_job(), manifest)
+                LocalDriver().delete("doomed", "default")
+                assert not directory.path.exists()
+        finally:
+            ended.set()
+        looking.result()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ _QUEUE = 256
 
 
 class Detached(Exception):
-    """Ctrl-C or another signal ended the following; the job continues."""
+    """Ctrl-C or another signal ended the following, or nobody reads the output any more; the job continues."""
 
 
 def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Observed:
@@ -57,10 +57,15 @@ def follow(driver: Driver, name: str, namespace: str, watch: SignalWatch) -> Obs
                     told = each.message
                     note(f"its result is not saved yet: {told}")
             show(observed)
-            reading = reading and _print(lines)
-            if observed.finished or observed.status.phase == "Suspended":
-                while reading and watch.take() is None:
+            ended = observed.finished or observed.status.phase == "Suspended"
+            try:
+                reading = reading and _print(lines)
+                while ended and reading and watch.take() is None:
                     reading = _print(lines, wait=True)
+            except BrokenPipeError:
+                if not ended:
+                    raise Detached from None
+            if ended:
                 return observed
             if watch.take() is not None:
                 raise Detached

@@ -121,6 +121,7 @@ class JobDirectory:
         try:
             for name in ("logs", "mounts", "files"):
                 (self.path / name).mkdir()
+            (self.path / "lock").touch(mode=0o600)
             self.write_job(job)
             write_text(self.manifest_file, manifest.text)
             write_json(self.path / "submitter.json", asdict(submitter))
@@ -211,7 +212,7 @@ class JobDirectory:
         """Lock the job, as its launcher does while it lives. Return the lock's descriptor, or None if another process
         has it for timeout_s or the job is gone. Commands that look for a launcher hold the lock for a moment too."""
         try:
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)  # not made: the job may be being removed
         except FileNotFoundError:
             return None
         deadline = time.monotonic() + timeout_s
@@ -232,7 +233,7 @@ class JobDirectory:
         lock = self.lock()
         if lock is not None:
             os.close(lock)
-        return lock is None and self.path.exists()
+        return lock is None and (self.path / "lock").exists()
 
     def check_unmounted(self) -> None:
         """Check that nothing is mounted below the directory. Errors: DatastoreError."""

@@ -15,6 +15,7 @@ from tests.promises import promise
 def test_a_launcher_starts_while_somebody_looks_whether_one_lives(tmp_path: Path) -> None:
     """A reader holds the lock for a moment; a second launcher is refused."""
     directory = JobDirectory(tmp_path)
+    (tmp_path / "lock").touch()
     looks = directory.lock()
     assert looks is not None
     threading.Timer(0.2, os.close, (looks,)).start()
