@@ -3,27 +3,27 @@
 The server has every byte and decides everything: there is no prefetch and no write-back, and of the settings that can
 change while a mount stands only the TTL and the group have an effect.
 
-Threads: a call begins on the loop, and a request to the server runs in a lane (a thread), so the state here has a lock.
-The lock is never held during a request to the server.
+Threads: a call begins on the loop, and a request to the server runs in a lane (a thread), so the nodes have a lock.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from itertools import islice
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from datastore.api.mountspec import MountSpec
-from datastore.errors import Unsupported
+from datastore.errors import StoreError, Unsupported
 from datastore.logs import Limiter, fields
 
 from .loop import Loop
-from .ops import ROOT_INO, FSError, Held, Ino, Notifier
+from .ops import ROOT_INO, Attr, Caller, Entry, FSError, Held, Ino, Notifier
 from .state.nodelog import NodeLog, NodeRecord
 from .store.metrics import StoreMetrics
 
@@ -60,12 +60,15 @@ N = TypeVar("N", bound=KnownNode)
 
 
 class KnownNodes(Generic[N]):
-    """All inodes that the kernel knows; a log (state.nodelog) keeps them for the next server process. Not thread-safe:
-    the caller holds the file system's lock. limit: with more nodes than this the kernel is asked to forget some.
+    """All inodes that the kernel knows; a log (state.nodelog) keeps them for the next server process. limit: with more
+    nodes than this the kernel is asked to forget some. lock: the methods that change something take it, and so do
+    callers around steps that belong together; no thread holds it while it waits for the server.
     """
 
     def __init__(self, log: NodeLog, limit: int) -> None:
+        self.lock = threading.Condition()
         self.by_ino: dict[int, N] = {}
+        self.notifier = Notifier()
         self._log = log
         self._limit = limit
         self._dropped: list[int] = []
@@ -80,13 +83,14 @@ class KnownNodes(Generic[N]):
 
     def forget(self, ino: int, nlookup: int) -> None:
         """Take nlookup from an inode's lookup count, because the kernel says so; an unknown inode is ignored."""
-        node = self.by_ino.get(ino)
-        if node is not None:
-            node.nlookup -= nlookup
-            self.let_go(node)
+        with self.lock:
+            node = self.by_ino.get(ino)
+            if node is not None:
+                node.nlookup -= nlookup
+                self.let_go(node)
 
     def let_go(self, node: N) -> None:
-        """Drop the node if nothing needs it any more."""
+        """Drop the node if nothing needs it any more. The caller holds the lock."""
         raise NotImplementedError
 
     def surplus(self) -> Sequence[Held]:
@@ -95,7 +99,8 @@ class KnownNodes(Generic[N]):
         return [Held(node.ino, ROOT_INO, b"") for node in oldest if not node.opens and node.kind != stat.S_IFDIR]
 
     def _told(self, nodes: list[N], new: list[N]) -> list[N]:
-        """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them."""
+        """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them. Ask
+        the kernel to forget the surplus."""
         if new:
             try:
                 self._write(new)
@@ -105,6 +110,8 @@ class KnownNodes(Generic[N]):
                 raise
         for node in nodes:
             node.nlookup += 1
+        if surplus := self.surplus():
+            self.notifier.release(surplus)
         return nodes
 
     def _write(self, nodes: Iterable[N]) -> None:
@@ -119,6 +126,36 @@ class KnownNodes(Generic[N]):
     def _records(self, nodes: Iterable[N]) -> list[NodeRecord]:
         """Return the log's records for these nodes."""
         raise NotImplementedError
+
+
+class _HasLoop(Protocol):
+    loop: Loop
+
+
+S = TypeVar("S", bound=_HasLoop)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_lane(call: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """Make a coroutine of a method that waits for the server: a lane runs the method."""
+
+    @functools.wraps(call)
+    async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.loop.lane(call, self, *args, **kwargs)
+
+    return run
+
+
+def removed(name: bytes, remove: Callable[[], object]) -> bool:
+    """Remove a hidden name by `remove`. Return False if that failed and the name stays on the server."""
+    try:
+        remove()
+    except (OSError, StoreError) as error:
+        if getattr(error, "errno", None) != errno.ENOENT:
+            log.warning("a removed file keeps its other name", extra=fields(path=name, error=error))
+            return False
+    return True
 
 
 class _Server(Protocol):
@@ -145,18 +182,23 @@ class Kept(NamedTuple):
 
 
 class FileServerFilesystem:
-    """The part of ops.Filesystem that NFS and SFTP share. group: all files are shown with this group, which has the
-    owner's permissions; None: they are shown as they are."""
+    """The part of ops.Filesystem and of fuse.server.MountedStore that NFS and SFTP share."""
 
-    def __init__(self, nodes: KnownNodes[Any], server: _Server, *, loop: Loop, ttl_s: float, group: int | None) -> None:
+    def __init__(self, nodes: KnownNodes[Any], server: _Server, spec: MountSpec, loop: Loop) -> None:
         self.loop = loop
-        self.group = group
         self.server = server
         self._nodes = nodes
-        self._lock = threading.Condition()
-        self._ttl_s = ttl_s
+        self._spec = spec
         self._notifier = Notifier()
         self._limiter = Limiter()
+        self.forget = nodes.forget
+
+    def start(self, notifier: Notifier) -> None:
+        self._notifier = self._nodes.notifier = notifier
+
+    @property
+    def filesystem(self) -> Self:
+        return self
 
     def status(self) -> dict[str, object]:
         """Return what `datastore status` shows. dirty: see unstored(); inMemory: the sum of these bytes, as they are on
@@ -181,26 +223,54 @@ class FileServerFilesystem:
         """Have the server commit all that it has received; return one line for each file for which that failed."""
         return []
 
-    def change(self, ttl_s: float, group: int | None) -> None:
-        """From now on give the kernel this TTL, and show all files with this group."""
-        with self._lock:
-            same, self.group, self._ttl_s = group == self.group, group, ttl_s
-            inos = [] if same else list(self._nodes.by_ino)
-        for ino in inos:
-            self._notifier.inval_inode(Ino(ino), -1)
+    def apply(self, spec: MountSpec) -> list[str]:
+        """The capacity and the used space are the server's, not the specification's."""
+        regroup = spec.group != self._spec.group
+        self._spec = self._spec.with_live(spec)
+        if regroup:
+            with self._nodes.lock:
+                inos = list(self._nodes.by_ino)
+            for ino in inos:
+                self._notifier.inval_inode(Ino(ino), -1)
+        return self._spec.differences(spec)
+
+    def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
+        """Errors: Unsupported, always."""
+        raise Unsupported(
+            f"a mount of {self._spec.source} keeps no files on this machine's disk, so there is nothing to fetch ahead"
+        )
+
+    def discard(self, path: str) -> int:
+        """Return 0: nothing is kept that could be discarded, because a failed write is reported at once."""
+        return 0
 
     async def stop(self) -> None:
-        """See ops.Filesystem. This runs in a thread of its own: all lanes may be waiting for a dead server."""
+        """This runs in a thread of its own: all lanes may be waiting for a dead server."""
         await self.loop.aside(self._end, "end")
 
     def _end(self) -> None:
         """Finish the work with the server and close the connection, within about END_S; idempotent."""
         raise NotImplementedError
 
-    def forget(self, ino: Ino, nlookup: int) -> None:
-        """See ops.Filesystem."""
-        with self._lock:
-            self._nodes.forget(ino, nlookup)
+    @in_lane
+    def lookup(self, caller: Caller, parent: Ino, name: bytes) -> Entry:
+        """The kernel looks up each name first, so a name that is too long gets no further."""
+        if len(name) > NAME_MAX:
+            raise FSError(errno.ENAMETOOLONG)
+        try:
+            return self._lookup(caller, self._nodes.get(parent), name)
+        except FSError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return Entry(None, self._spec.believed_s)
+
+    def _lookup(self, caller: Caller, directory: Any, name: bytes) -> Entry:
+        """Errors: ENOENT."""
+        raise NotImplementedError
+
+    def _entry(self, attr: Attr) -> Entry:
+        ttl_s = self._spec.believed_s
+        return Entry(attr, ttl_s, ttl_s)
 
     def _at_most(self, size: int, content: bytes) -> bytes:
         """Return the answer to a READ of `size` bytes. Errors: FSError when it is longer: the kernel refuses that."""
@@ -213,10 +283,11 @@ class FileServerFilesystem:
 
     def _shown(self, mode: int, gid: int) -> tuple[int, int]:
         """Return the mode and the group for the kernel."""
-        if self.group is None or stat.S_ISLNK(mode):
+        group = self._spec.group
+        if group is None or stat.S_ISLNK(mode):
             return mode, gid
         mode |= (mode & stat.S_IRWXU) >> 3
-        return mode | (stat.S_ISGID if stat.S_ISDIR(mode) else 0), self.group
+        return mode | (stat.S_ISGID if stat.S_ISDIR(mode) else 0), group
 
     # -- what NFS 3 and SFTP do not have: after ENOSYS the kernel emulates it where it can, and does not ask again
 
@@ -224,29 +295,3 @@ class FileServerFilesystem:
         raise FSError(errno.ENOSYS)
 
     fallocate = getxattr = setxattr = listxattr = removexattr = _not_supported
-
-
-class MountedFileServer:
-    """See fuse.server.MountedStore."""
-
-    def __init__(self, filesystem: FileServerFilesystem, spec: MountSpec) -> None:
-        self.filesystem = filesystem
-        self._spec = spec
-        self.status = filesystem.status
-        self.flush_all = filesystem.flush_all
-
-    def apply(self, spec: MountSpec) -> list[str]:
-        """See MountedStore. The capacity and the used space are the server's, not the specification's."""
-        self._spec = self._spec.with_live(spec)
-        self.filesystem.change(spec.believed_s, spec.group)
-        return self._spec.differences(spec)
-
-    def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
-        """Errors: Unsupported, always."""
-        raise Unsupported(
-            f"a mount of {self._spec.source} keeps no files on this machine's disk, so there is nothing to fetch ahead"
-        )
-
-    def discard(self, path: str) -> int:
-        """Return 0: nothing is kept that could be discarded, because a failed write is reported at once."""
-        return 0

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import NFSLocation
 from datastore.errors import InvalidManifest
 
-from ..fileserver import MountedFileServer, nodes_within
+from ..fileserver import nodes_within
 from ..loop import Loop
 from .client import FIRST_CONNECTION_S, Client
 from .filesystem import NFSFilesystem
-from .paths import open_files
 
 
-def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
+def build_mount(spec: MountSpec, *, resumed: bool = False) -> NFSFilesystem:
     """Connect, then make the file system. resumed: the kernel already knows nodes from the mount's earlier process.
 
     Errors: the reason why the export can't be mounted, within 15 s. A resumed mount waits for its NFS server instead.
@@ -32,18 +30,8 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
     client = Client(location)
     if not resumed:
         client.start(FIRST_CONNECTION_S)
-    state = Path(spec.state_dir)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    filesystem = NFSFilesystem(
-        client,
-        state,
-        loop=Loop(),
-        ttl_s=spec.believed_s,
-        group=spec.group,
-        limit=nodes_within(spec.memory_bytes),
-        resumed=resumed,
-        named=partial(open_files, spec.mountpoint),
-    )
+    Path(spec.state_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    filesystem = NFSFilesystem(client, spec, loop=Loop(), limit=nodes_within(spec.memory_bytes), resumed=resumed)
     if resumed:
         client.start()
-    return MountedFileServer(filesystem, spec)
+    return filesystem

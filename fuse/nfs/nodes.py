@@ -65,11 +65,12 @@ class Nodes(KnownNodes[Node]):
 
     def move_root(self, handle: bytes) -> None:
         """Give the root another file handle, which the export has since the NFS server restarted."""
-        root = self.root()
-        del self._by_handle[root.handle]
-        root.handle = handle
-        self._by_handle[handle] = root
-        self._write([root])
+        with self.lock:
+            root = self.root()
+            del self._by_handle[root.handle]
+            root.handle = handle
+            self._by_handle[handle] = root
+            self._write([root])
 
     def of(self, handle: bytes) -> Node | None:
         """Return the node of a file handle, or None if the kernel does not know the object."""
@@ -78,14 +79,15 @@ class Nodes(KnownNodes[Node]):
     def look_up(self, found: Iterable[tuple[bytes, Attributes]]) -> list[Node]:
         """Return the nodes of found objects, each with one more lookup; log new nodes before the kernel is told."""
         nodes, new = [], []
-        for handle, attributes in found:
-            node = self._by_handle.get(handle)
-            if node is None:
-                ino = self._free(attributes.fileid)
-                node = self._insert(Node(ino, handle, stat.S_IFMT(attributes.mode)))
-                new.append(node)
-            nodes.append(node)
-        return self._told(nodes, new)
+        with self.lock:
+            for handle, attributes in found:
+                node = self._by_handle.get(handle)
+                if node is None:
+                    ino = self._free(attributes.fileid)
+                    node = self._insert(Node(ino, handle, stat.S_IFMT(attributes.mode)))
+                    new.append(node)
+                nodes.append(node)
+            return self._told(nodes, new)
 
     def let_go(self, node: Node) -> None:
         """See KnownNodes."""

@@ -4,16 +4,14 @@ A server of NFS version 3 knows no open files: a removed file is gone for all cl
 instead, to a hidden name (".nfs..." in its directory, as all NFS clients do), and removes that name at the last close.
 The table and the log of hidden names are files that outlive this process.
 
-Threads: the file system's lock covers both; no thread holds that lock while it waits for the server.
+Threads: the lock of the nodes covers both; no thread holds that lock while it waits for the server.
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,10 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from datastore.errors import StoreError
-from datastore.logs import fields
-
-from ..ops import ROOT_INO, Fh, FSError
+from ..fileserver import removed
+from ..ops import ROOT_INO, Caller, Fh, FSError
 from ..state.nodelog import NodeLog, NodeRecord
 from ..state.opens import OpenTable
 from . import calls
@@ -32,8 +28,6 @@ from .calls import NFSError, Request
 from .client import Client, Credentials
 from .identity import as_text, from_text
 from .nodes import Node, Nodes
-
-log = logging.getLogger(__name__)
 
 PREFIX = b".nfs"
 LOG_SLACK = 1000
@@ -50,18 +44,16 @@ class Handle(NamedTuple):
 class OpenFiles:
     """All open files and directories of a mount."""
 
-    def __init__(self, client: Client, nodes: Nodes, lock: threading.Condition, state: Path) -> None:
-        """lock: the lock of the file system. An open that waits for a removal waits on this condition."""
+    def __init__(self, client: Client, nodes: Nodes, state: Path) -> None:
         self._client = client
         self._nodes = nodes
-        self._lock = lock
+        self._lock = nodes.lock
         self._table = OpenTable(state / "opens")
+        self._by_fh: dict[int, Handle] = {}
+        self._fhs = count(time.time_ns())  # so that no fh of an earlier process is given out again
         self._hidden = NodeLog(state / "hidden.log")
         self._orphans: list[tuple[int, bytes, bytes]] = []
         """(inode, handle of the directory, hidden name) of files that an earlier process hid and nobody has open."""
-        self._by_fh: dict[int, Handle] = {}
-        # No fh of an earlier process is given out again: the kernel may still send it, for another file.
-        self._fhs = count(time.time_ns())
         self._opens = 0
         """How many times regular files are open, including opens under way."""
         self._removals = 0
@@ -77,7 +69,6 @@ class OpenFiles:
 
     def resume(self) -> list[Handle]:
         """Load and return the files and directories that were open when the mount's earlier process died."""
-        hidden = self._hidden.load().values()
         for opened in self._table.load():
             node = self._nodes.by_ino.get(opened.ino)
             if node is None:
@@ -86,7 +77,7 @@ class OpenFiles:
             self._by_fh[opened.fh] = Handle(node, from_text(opened.tag), opened.flags)
             if node.kind == stat.S_IFREG:
                 self._begin_open(node)
-        for row in hidden:
+        for row in self._hidden.load().values():
             node = self._nodes.by_ino.get(row.ino)
             if node is not None and node.opens:
                 node.hidden = bytes.fromhex(row.tail), row.name
@@ -110,12 +101,8 @@ class OpenFiles:
 
     def _remove(self, ino: int, directory: bytes, name: bytes) -> None:
         """Remove a hidden name. If that fails, it stays in the log, for the mount's next process to remove."""
-        try:
-            self._client.call(calls.remove(directory, name))
-        except (OSError, StoreError) as error:
-            if getattr(error, "errno", None) != errno.ENOENT:
-                log.warning("a removed file keeps its other name", extra=fields(name=name, error=error))
-                return
+        if not removed(name, lambda: self._client.call(calls.remove(directory, name))):
+            return
         with self._lock:
             self._hidden.append([], [ino])
             if self._hidden.records > LOG_SLACK and not any(one.node.hidden for one in self._by_fh.values()):
@@ -136,9 +123,9 @@ class OpenFiles:
                 self._end_open(node)
             raise
 
-    def add(self, node: Node, identity: Credentials, flags: int, request: int = 0) -> Fh:
-        """Return a new handle of a directory or, within opening(), of a file. request: that of the caller."""
-        fh = Fh(request or next(self._fhs))
+    def add(self, caller: Caller, node: Node, identity: Credentials, flags: int) -> Fh:
+        """Return a new handle of a directory or, within opening(), of a file."""
+        fh = Fh(caller.request or next(self._fhs))
         self.close(fh)  # an earlier process made it for this very open, and died before it answered
         with self._lock:
             self._by_fh[fh] = Handle(node, identity, flags)
@@ -151,17 +138,16 @@ class OpenFiles:
 
     def identity(self, fh: int) -> Credentials:
         """Return who opened a handle; for an unknown handle, the user that this process runs as."""
-        handle = self._by_fh.get(fh)
+        handle = self.get(fh)
         return handle.identity if handle is not None else self._client.owner
 
     def close(self, fh: int) -> Handle | None:
         """Close a handle and return it; None for an unknown handle."""
         with self._lock:
+            self._table.remove(fh)
             handle = self._by_fh.pop(fh, None)
-            if handle is not None:
-                self._table.remove(fh)
-                if handle.node.kind == stat.S_IFREG:
-                    self._end_open(handle.node)
+            if handle is not None and handle.node.kind == stat.S_IFREG:
+                self._end_open(handle.node)
             return handle
 
     def _begin_open(self, node: Node) -> None:

@@ -28,6 +28,16 @@ class Owner(NamedTuple):
     remote_uid: int | None
     remote_gid: int
 
+    def shown(self, given: SFTPAttrs) -> tuple[int, int, int]:
+        """Return the mode, the user and the group that are shown for these attributes."""
+        mode, uid, gid = given.permissions or 0, given.uid or 0, given.gid or 0
+        if self.remote_uid is None or uid == self.remote_uid:
+            uid = self.uid
+        elif not stat.S_ISLNK(mode):
+            # The login's groups are unknown too: give all others the group's permissions, and let the server refuse.
+            mode |= (mode & stat.S_IRWXG) >> 3
+        return mode, uid, self.gid if self.remote_uid is None or gid == self.remote_gid else gid
+
 
 def kind_of(given: SFTPAttrs) -> int:
     """Return the type bits of a mode; a server that tells none means a regular file."""

@@ -8,14 +8,14 @@ from datastore.api.mountspec import MountSpec
 from datastore.api.source import SFTPLocation
 from datastore.errors import InvalidManifest
 
-from ..fileserver import MountedFileServer, nodes_within
+from ..fileserver import nodes_within
 from ..loop import Loop
 from .connection import Connection
 from .filesystem import SFTPFilesystem
 from .probe import look
 
 
-def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
+def build_mount(spec: MountSpec, *, resumed: bool = False) -> SFTPFilesystem:
     """Connect, then make the file system. resumed: the kernel already knows nodes from the mount's earlier process.
 
     Errors: the reason why the directory can't be mounted. A resumed mount waits for its SSH server instead.
@@ -27,17 +27,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedFileServer:
     connection.start(wait=not resumed)
     if not resumed:
         look(connection)
-    state = Path(spec.state_dir)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    listing_bytes = spec.memory_bytes // 4
-    filesystem = SFTPFilesystem(
-        connection,
-        state,
-        loop=Loop(),
-        ttl_s=spec.believed_s,
-        group=spec.group,
-        limit=nodes_within(spec.memory_bytes - listing_bytes),
-        listing_bytes=listing_bytes,
-        resumed=resumed,
-    )
-    return MountedFileServer(filesystem, spec)
+    Path(spec.state_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
+    room = spec.memory_bytes // 4
+    limit = nodes_within(spec.memory_bytes - room)
+    return SFTPFilesystem(connection, spec, loop=Loop(), limit=limit, listing_bytes=room, resumed=resumed)

@@ -116,41 +116,45 @@ class Nodes(KnownNodes[Node]):
 
     def hide(self, node: Node) -> None:
         """Log that a file is about to get its hidden name."""
-        node.hidden = HIDING
-        self._write([node])
+        with self.lock:
+            node.hidden = HIDING
+            self._write([node])
 
     def look_up(self, directory: Node, found: Iterable[tuple[bytes, int]]) -> list[Node]:
         """Return the nodes of each (name, type), with one more lookup; log new nodes before the kernel is told."""
         nodes, new = [], []
-        for name, kind in found:
-            node = directory.children.get(name)
-            if node is not None and node.kind != kind:  # another client put something else there
-                self.detach(node)
-                node = None
-            if node is None:
-                node = directory.children[name] = Node(Ino(self._next), directory, name, kind)
-                self.by_ino[node.ino] = node
-                self._next += 1
-                new.append(node)
-            nodes.append(node)
-        return self._told(nodes, new)
+        with self.lock:
+            for name, kind in found:
+                node = directory.children.get(name)
+                if node is not None and node.kind != kind:  # another client put something else there
+                    self.detach(node)
+                    node = None
+                if node is None:
+                    node = directory.children[name] = Node(Ino(self._next), directory, name, kind)
+                    self.by_ino[node.ino] = node
+                    self._next += 1
+                    new.append(node)
+                nodes.append(node)
+            return self._told(nodes, new)
 
-    def detach(self, node: Node) -> None:
-        """Take the name off a node; its inode number lives as long as the kernel has it."""
-        if node.parent is not None:
-            node.parent.children.pop(node.name, None)
-            node.parent = None
-            self._dropped.append(node.ino)
+    def detach(self, node: Node | None) -> None:
+        """Take the name off a node, if it has one; its inode number lives as long as the kernel has it."""
+        with self.lock:
+            if node is not None and node.parent is not None:
+                node.parent.children.pop(node.name, None)
+                node.parent = None
+                self._dropped.append(node.ino)
 
     def move(self, node: Node, directory: Node, name: bytes, hidden: str = "") -> None:
         """Give a node this name, and take it off the node that has it."""
-        if (replaced := directory.children.get(name)) not in (None, node):
-            self.detach(replaced)
-        if node.parent is not None:
-            node.parent.children.pop(node.name, None)
-        node.parent, node.name, node.hidden = directory, name, hidden
-        directory.children[name] = node
-        self._write([node])
+        with self.lock:
+            if (replaced := directory.children.get(name)) is not node:
+                self.detach(replaced)
+            if node.parent is not None:
+                node.parent.children.pop(node.name, None)
+            node.parent, node.name, node.hidden = directory, name, hidden
+            directory.children[name] = node
+            self._write([node])
 
     def let_go(self, node: Node | None) -> None:
         """See KnownNodes. The directories above that nothing needs any more are dropped too."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from datastore.api.mountspec import MountSpec
 from datastore.api.source import NFSLocation
 from datastore.fuse.nfs.client import OUTAGE_S, Client
 from datastore.fuse.nfs.filesystem import NFSFilesystem
@@ -39,9 +40,8 @@ class Here:
         if not resumed:
             self.client.start(CONNECT_S)
         self.kernel = Kernel()
-        self.fs = NFSFilesystem(
-            self.client, state, loop=the_loop(), ttl_s=1.0, group=None, limit=limit, resumed=resumed
-        )
+        self.spec = MountSpec(name="n", mountpoint="/m", source=location, state_dir=str(state), cache_dir="/nothing")
+        self.fs = NFSFilesystem(self.client, self.spec, loop=the_loop(), limit=limit, resumed=resumed)
         if resumed:
             self.client.start()
         the_loop().call(lambda: self.fs.start(self.kernel))

@@ -7,13 +7,14 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datastore.api.source import NFSLocation
-from datastore.fuse.nfs import filesystem
+from datastore.fuse.nfs import writes
 from datastore.fuse.ops import ROOT_INO, Caller, Fh, Ino, OpenRequest, SetAttr
 from tests.driving import resolve
 from tests.localfs import File, LocalFs
@@ -363,14 +364,14 @@ def test_a_process_that_dies_loses_nothing(
 
 @promise("S-262")
 def test_what_is_kept_for_the_host_has_a_limit(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filesystem, "UNCOMMITTED_BYTES", 4 * MIB)
+    monkeypatch.setattr(writes, "UNCOMMITTED_BYTES", 4 * MIB)
     file = here.local.open("f", os.O_CREAT | os.O_RDWR)
     for number in range(12):
         file.write(bytes(MIB), number * MIB)
-        assert here.fs.uncommitted_bytes() <= 4 * MIB
+        assert sum(each.bytes for each in here.fs.unstored(silent=True)) <= 4 * MIB
     assert 2 <= commits(here) <= 4
     file.close()
-    assert here.fs.uncommitted_bytes() == 0
+    assert sum(each.bytes for each in here.fs.unstored(silent=True)) == 0
 
 
 @promise("S-266")
@@ -424,7 +425,7 @@ def test_a_group_is_shown_and_may_do_what_the_owner_may(here: Here) -> None:
     """A pod's fsGroup."""
     here.local.write("f", b"1")
     here.local.chmod("f", 0o640)
-    here.fs.change(1.0, 4321)
+    here.fs.apply(replace(here.spec, group=4321))
     shown = here.local.stat("f")
     assert (shown.gid, stat.S_IMODE(shown.mode)) == (4321, 0o660)
     assert here.kernel.inodes
@@ -432,7 +433,7 @@ def test_a_group_is_shown_and_may_do_what_the_owner_may(here: Here) -> None:
     here.local.setattr("d", SetAttr(gid=4321))
     pod = LocalFs(here.fs, Caller(1001, 1001, 0))  # of another pid namespace: its groups can't be told
     pod.write("d/f", b"2")
-    here.fs.change(1.0, None)
+    here.fs.apply(here.spec)
     with pytest.raises(PermissionError):
         pod.write("d/g", b"3")
 

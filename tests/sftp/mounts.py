@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from datastore.api.mountspec import MountSpec
 from datastore.api.source import SFTPLocation, SSHCredentials
 from datastore.fuse.sftp.connection import Connection
 from datastore.fuse.sftp.filesystem import SFTPFilesystem
@@ -70,16 +71,8 @@ def unmounted(
     )
     connection = Connection(location)
     connection.start(wait=True)
-    made = SFTPFilesystem(
-        connection,
-        state,
-        loop=the_loop(),
-        ttl_s=1.0,
-        group=None,
-        limit=10_000,
-        listing_bytes=listing_bytes,
-        resumed=resumed,
-    )
+    spec = MountSpec(name="n", mountpoint="/m", source=location, state_dir=str(state), cache_dir="/nothing")
+    made = SFTPFilesystem(connection, spec, loop=the_loop(), limit=10_000, listing_bytes=listing_bytes, resumed=resumed)
     try:
         yield made
     finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from datastore.fuse.ops import ROOT_INO, Caller, Fh
-from datastore.fuse.sftp.filesystem import LINE, LINE_BYTES, SFTPFilesystem
+from datastore.fuse.sftp.filesystem import SFTPFilesystem
+from datastore.fuse.sftp.listing import LINE, LINE_BYTES
 from tests.driving import resolve
 from tests.mount.mounts import fails
 from tests.promises import promise

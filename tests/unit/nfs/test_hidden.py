@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 from pathlib import Path
 from typing import cast
 
@@ -37,7 +36,7 @@ def test_the_log_is_empty_after_a_mount_that_removed_them_all(tmp_path: Path, re
     server, log = Server(), tmp_path / "hidden.log"
     nodes = Nodes(NodeLog(tmp_path / "nodes.log"), 100)
     nodes.begin(b"root")
-    files = OpenFiles(cast(Client, server), nodes, threading.Condition(), tmp_path)
+    files = OpenFiles(cast(Client, server), nodes, tmp_path)
     files.begin()
     (node,) = nodes.look_up([(b"handle", Attributes(stat.S_IFREG | 0o644, 1, 0, 0, 0, 0, 7, 0, 0, 0, 0))])
     files.hide(node, nodes.root(), Credentials(0, 0), calls.remove)

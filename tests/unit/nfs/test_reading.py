@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import NFSLocation
 from datastore.fuse.loop import Loop
 from datastore.fuse.nfs.calls import Read
 from datastore.fuse.nfs.client import Client, Credentials
@@ -34,7 +36,9 @@ def filesystem(state: Path, contents: Sequence[bytes]) -> NFSFilesystem:
     client: Any = SimpleNamespace(
         root=b"root", owner=Credentials(0, 0), reconnects=0, sizes=lambda: (LIMIT, LIMIT), gather=gather, call=answer
     )
-    return NFSFilesystem(cast("Client", client), state, loop=Loop(), ttl_s=1.0, group=None, limit=10, resumed=False)
+    source = NFSLocation(server="h", path="/p")
+    spec = MountSpec(name="n", mountpoint="/m", source=source, state_dir=str(state), cache_dir="/nothing")
+    return NFSFilesystem(cast("Client", client), spec, loop=Loop(), limit=10, resumed=False)
 
 
 @pytest.mark.parametrize(

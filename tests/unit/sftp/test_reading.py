@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from datastore.api.mountspec import MountSpec
+from datastore.api.source import SFTPLocation
 from datastore.fuse.loop import Loop
 from datastore.fuse.ops import ROOT_INO, Fh
 from datastore.fuse.sftp.connection import Connection
@@ -24,16 +26,11 @@ def test_an_answer_that_is_longer_than_what_was_asked_for_is_eio(
     def call(what: str, _ask: object, **_: object) -> bytes:
         return b"x" * 11 if what == "read" else b""
 
-    connection: Any = SimpleNamespace(location=SimpleNamespace(path="/p"), call=call)
+    location = SFTPLocation(host="h", path="/p")
+    connection: Any = SimpleNamespace(location=location, call=call)
+    spec = MountSpec(name="n", mountpoint="/m", source=location, state_dir=str(tmp_path), cache_dir="/nothing")
     fs = SFTPFilesystem(
-        cast("Connection", connection),
-        tmp_path,
-        loop=Loop(),
-        ttl_s=1.0,
-        group=None,
-        limit=10,
-        listing_bytes=1 << 20,
-        resumed=False,
+        cast("Connection", connection), spec, loop=Loop(), limit=10, listing_bytes=1 << 20, resumed=False
     )
     assert fs.loop.run(fs.read(ROOT_INO, Fh(0), 0, 11)) == b"x" * 11
     for _ in range(2):
