@@ -32,8 +32,9 @@ ACCESS = {
     os.O_RDONLY: asyncssh.FXF_READ,
     os.O_WRONLY: asyncssh.FXF_WRITE,
     os.O_RDWR: asyncssh.FXF_READ | asyncssh.FXF_WRITE,
+    os.O_ACCMODE: asyncssh.FXF_READ | asyncssh.FXF_WRITE,
 }
-"""What SFTP calls the access modes of open(2)."""
+"""What SFTP calls the access modes of open(2). The last one, Linux's own, checks for both and gives neither."""
 
 
 class Handle:

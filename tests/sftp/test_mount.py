@@ -102,6 +102,14 @@ def test_files_and_directories_are_the_servers(area: Path, there: Path) -> None:
     assert not (area / "d").exists()
 
 
+@promise("S-272")
+def test_every_access_mode_opens_a_file(area: Path) -> None:
+    """Also the fourth one, by which programs ask a device without reading it."""
+    (area / "f").write_bytes(b"1")
+    for mode in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_ACCMODE):
+        os.close(os.open(area / "f", mode))
+
+
 @promise("S-273")
 def test_errors_say_what_a_disk_would(area: Path) -> None:
     """Although version 3 has one word for most of them."""
