@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import gc
+import hashlib
 import json
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,6 +55,13 @@ def put(cache: BlockCache, size: int, held: int | None = None) -> tuple[BlockCac
     if held != 0:
         assert cache.write(file, 0, body[:held])
     return cache, file, body
+
+
+def on_disk(fresh: Caches, file: ObjectVersion, suffix: str) -> Path:
+    """One of a version's files, whose name is the same in each release."""
+    label = json.dumps(("http://s3/bucket", *file)).encode()
+    name = hashlib.blake2b(label, digest_size=16).hexdigest()
+    return fresh.directory / "objects" / name[:2] / f"{name}{suffix}"
 
 
 def lends(cache: BlockCache, file: ObjectVersion) -> bool:
@@ -129,19 +138,22 @@ def test_a_later_process_finds_whole_and_partial_versions(fresh: Caches) -> None
 
 
 def test_a_name_on_the_disk_is_the_same_in_each_release(fresh: Caches) -> None:
-    file = version(10, key='a"\\\u00e9\udcff\n', etag="e-\u00e9")
-    assert fresh()._place(file).label == json.dumps(("http://s3/bucket", *file)).encode()
+    file = version(2 * BLOCK_BYTES, key='a"\\\u00e9\udcff\n', etag="e-\u00e9")
+    assert fresh().write(file, 0, content(file.size))
+    assert fresh.file(".data") == on_disk(fresh, file, ".data")
 
 
 @pytest.mark.parametrize("size", [BLOCK_BYTES, 2 * BLOCK_BYTES])
-def test_what_is_read_while_it_is_checked_is_what_was_asked_for(fresh: Caches, size: int) -> None:
+def test_what_is_read_while_it_is_checked_is_what_was_asked_for(
+    fresh: Caches, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """The first read of a block after a reboot."""
     body, file = content(size), version(size)
     for start in range(0, size, BLOCK_BYTES):
         fresh().write(file, start, body[start : start + BLOCK_BYTES])
+    monkeypatch.setattr(blockcache, "boot_id", lambda: "")
     for start, stop in ((10, 20), (0, size), (size - 5, size), (size - BLOCK_BYTES + 3, size)):
         cache = fresh()
-        cache._boot_id = b""
         assert cache.read(file, start, stop - start) == body[start:stop]
         assert cache.read(file, start, stop - start) == body[start:stop]
 
@@ -168,17 +180,20 @@ def test_what_is_lent_outlives_the_cache_entry(fresh: Caches) -> None:
     assert cache.open_for_passthrough(file) is None
 
 
-@pytest.mark.parametrize("same_disk", [True, False])
-def test_adopt_takes_the_file_over(
-    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
-) -> None:
+@pytest.fixture(params=["the cache's disk", "another disk"])
+def staged(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file that may be adopted."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if request.param == "another disk" else tmp_path) as folder:
+        yield Path(folder, "staged")
+
+
+def test_adopt_takes_the_file_over(fresh: Caches, staged: Path) -> None:
     """From another disk it is copied."""
-    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
     cache, file, body = put(fresh(), 5 * BLOCK_BYTES + 1, BLOCK_BYTES)
-    (tmp_path / "staged").write_bytes(body)
-    inode = (tmp_path / "staged").stat().st_ino
-    assert cache.adopt(file, tmp_path / "staged")
-    assert not (tmp_path / "staged").exists()
+    staged.write_bytes(body)
+    inode, same_disk = staged.stat().st_ino, staged.stat().st_dev == fresh.directory.stat().st_dev
+    assert cache.adopt(file, staged)
+    assert not staged.exists()
     assert (fresh.file(".data").stat().st_ino == inode) is same_disk
     assert cache.read(file, 0, len(body)) == body
     assert fresh().present(file)
@@ -186,14 +201,11 @@ def test_adopt_takes_the_file_over(
     assert {each.suffix for each in fresh.objects("*.*")} == {".data", ".blocks"}
 
 
-@pytest.mark.parametrize("same_disk", [True, False])
 def test_adopt_refuses_a_file_of_another_size_or_none_or_one_too_large(
-    fresh: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
+    fresh: Caches, tmp_path: Path, staged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing makes room for one that finds none."""
-    monkeypatch.setattr(blockcache, "_same_disk", lambda path, other: same_disk)
     cache, file, body = put(fresh(), 5 * BLOCK_BYTES)
-    staged = tmp_path / "staged"
     staged.write_bytes(b"12345")
     assert not cache.adopt(version(6), staged)
     assert staged.read_bytes() == b"12345"
@@ -379,9 +391,9 @@ def test_a_read_error_of_the_disk_means_not_held(fresh: Caches, monkeypatch: pyt
 def test_the_cache_stays_in_its_limit_and_evicts_what_was_used_longest_ago(fresh: Caches) -> None:
     cache, body = fresh(), content(4 * MIB)
     for index in range(15):
-        assert cache.write(version(len(body), key=f"k{index}"), 0, body)
-        path = cache._place(version(len(body), key=f"k{index}")).sidecar_path
-        os.utime(path, ns=(index, index))
+        file = version(len(body), key=f"k{index}")
+        assert cache.write(file, 0, body)
+        os.utime(on_disk(fresh, file, ".blocks"), ns=(index, index))
     fresh.now_s += TOUCH_S
     assert cache.read(version(len(body), key="k0"), 0, 1) == body[:1]
     for index in range(15, 20):
@@ -428,7 +440,7 @@ def test_what_is_written_to_a_lent_file_is_nobody_elses(fresh: Caches) -> None:
 @promise("S-54")
 def test_a_changed_file_is_not_lent(fresh: Caches) -> None:
     cache, file, body = put(fresh(), 2 * MIB)
-    Path(cache._place(file).data_path).write_bytes(bytes(len(body)))
+    fresh.file(".data").write_bytes(bytes(len(body)))
     assert cache.open_for_passthrough(file) is None
 
 

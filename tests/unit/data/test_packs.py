@@ -239,7 +239,7 @@ def test_a_pack_that_can_not_be_opened_now_is_held_another_time(fresh: Caches, m
     assert keep(fresh(), "k0")
     cache = fresh()
     with monkeypatch.context() as patched:
-        patched.setattr(Packs, "_open_pack", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+        patched.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
         assert held(cache) == set()
     assert held(cache) == {"k0"}
 
@@ -309,20 +309,20 @@ def test_what_is_no_pack_does_not_hide_the_others(
         odd.symlink_to(tmp_path / "good")
     elif kind == "directory":
         odd.mkdir()
-    elif kind == "fifo":
-        good = fresh.file(".pack")
-        os.mkfifo(odd)
-        monkeypatch.setattr(Packs, "_listed", lambda _: [(9, 10, 100), (1, int(good.stem, 16), good.stat().st_size)])
     else:
         odd.write_bytes(b"x" * 100)
         real = os.open
 
-        def refuse(path: str, flags: int, mode: int = 0o777) -> int:
-            if Path(path) == odd:
-                raise OSError(errno.EIO if kind == "unreadable" else errno.ENOENT, "no")
+        def changed(path: str, flags: int, mode: int = 0o777) -> int:
+            if Path(path) == odd and kind == "unreadable":
+                raise OSError(errno.EIO, "no")
+            if Path(path) == odd:  # since it was listed
+                odd.unlink(missing_ok=True)
+                if kind == "fifo":
+                    os.mkfifo(odd)
             return real(path, flags, mode)
 
-        monkeypatch.setattr(os, "open", refuse)
+        monkeypatch.setattr(os, "open", changed)
     later = fresh()
     assert held(later) == set(BODIES)
     fresh.now_s += TOUCH_S
@@ -331,20 +331,21 @@ def test_what_is_no_pack_does_not_hide_the_others(
 
 def test_what_is_found_gone_by_two_at_once(fresh: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads lets go of a pack that who learns is just about to let go of."""
-    one = fresh()
     for key in ("k0", "k1"):
-        assert keep(one, key)
-        one._packs._own = -1
+        assert keep(fresh(), key)
+    one, real = fresh(), os.close
+    assert held(one) == {"k0", "k1"}
     fresh().make_room(LIMIT)
-    let_go = Packs._let_go
+    fresh.now_s += TOUCH_S
 
-    def both(self: Packs, number: int) -> None:
-        for other in list(self._ends):
-            let_go(self, other)
+    def close(fd: int) -> None:
+        evicted = os.readlink(f"/proc/self/fd/{fd}").endswith(".pack (deleted)")
+        real(fd)
+        if evicted:
+            assert held(one) == set()
 
-    monkeypatch.setattr(Packs, "_let_go", both)
+    monkeypatch.setattr(os, "close", close)
     one.learn()
-    assert held(one) == set()
 
 
 def test_a_pack_that_is_evicted_while_it_is_written_to_is_not_held(

@@ -139,32 +139,6 @@ def test_pieces_are_kept_by_one_lane_and_beyond_a_bound_each_by_its_own(disk: Sl
     assert not keeping.is_full
 
 
-def test_pieces_that_follow_each_other_are_kept_together(disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeping, batches = Keeping(disk, the_loop()), list[list[Piece]]()
-    write = keeping._write
-
-    async def seen(batch: list[Piece]) -> None:
-        batches.append(batch)
-        await write(batch)
-
-    monkeypatch.setattr(keeping, "_write", seen)
-    disk.gate.set()
-    pieces = arrived_pieces(3, BODY)
-
-    async def keep() -> None:
-        for piece in pieces:
-            keeping.later(piece, more=True)
-        await the_loop().sleep(0.01)
-        assert not batches
-        keeping.flush()
-        keeping.flush()
-        await keeping.caught_up()
-
-    resolve(keep())
-    assert batches == [pieces]
-    assert all(piece.kept for piece in pieces)
-
-
 @pytest.mark.parametrize("taken", [True, False])
 def test_small_pieces_go_to_the_disk_together_and_are_kept_if_it_takes_them(
     disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, taken: bool
@@ -181,6 +155,10 @@ def test_small_pieces_go_to_the_disk_together_and_are_kept_if_it_takes_them(
     async def keep() -> None:
         for piece in pieces:
             keeping.later(piece, more=True)
+        await the_loop().sleep(0.01)
+        assert not calls
+        keeping.flush()
+        keeping.flush()
         await keeping.caught_up()
 
     resolve(keep())
