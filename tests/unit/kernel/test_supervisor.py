@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,7 +229,7 @@ def test_a_server_that_ends_while_it_is_looked_at_is_not_taken_for_a_killed_one(
     server = ServerProcess("leaving:build", tmp_path / "log")
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     with monkeypatch.context() as patch:
-        patch.setattr(server._process, "poll", lambda: None)
+        patch.setattr(subprocess.Popen, "poll", lambda _: None)
         assert server.code() is None
     assert server.code() == 0
     server.channel.close()

@@ -238,7 +238,8 @@ def test_the_rows_stay_bounded_while_it_is_open(path: Path) -> None:
     assert all(small.attributes(f"g{number}") is not None for number in range(30))
     for turn in range(40):
         small.remember_attributes([(f"f{turn}-{number}", known) for number in range(10)])
-    rows = small._connection.execute("select count(*) from attributes").fetchone()[0]
+    with closing(sqlite3.connect(path)) as looking:
+        rows = looking.execute("select count(*) from attributes").fetchone()[0]
     assert 25 <= rows <= 60
     small.close()
 
