@@ -193,3 +193,16 @@ def kill_replica(name: str, replica: str, signum: int = signal.SIGKILL) -> None:
             os.kill(pid, signum)
         except ProcessLookupError:
             continue
+
+
+def kill_launcher(name: str) -> None:
+    """As the kernel does for want of memory."""
+    launcher = subprocess.run(
+        ["pgrep", "-f", f"datastore.training.local --channel .*/{name}$"], capture_output=True, text=True, check=True
+    )
+    os.kill(int(launcher.stdout.split()[0]), signal.SIGKILL)
+
+
+def gone(laptop: Laptop, name: str) -> bool:
+    """Whether no process of a job lives, and nothing of it is mounted."""
+    return not pids_of(laptop, name) and f"/{name}/mounts/" not in Path("/proc/self/mountinfo").read_text()

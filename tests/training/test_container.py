@@ -14,7 +14,7 @@ import pytest
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import boto_client
-from tests.training.laptop import PATIENCE_S, Laptop
+from tests.training.laptop import PATIENCE_S, Laptop, gone, kill_launcher
 
 pytestmark = [
     pytest.mark.fuse,
@@ -90,6 +90,19 @@ def test_a_container_is_ended_and_nothing_stays(laptop: Laptop, podman: None) ->
     eventually(lambda: laptop.logs("endless") == "up\n", patience_s=PATIENCE_S)
     assert laptop.run("job", "free", "endless").returncode == 0
     assert laptop.until("endless", "Failed")["status"]["freedSeconds"] < 300
+
+
+@promise("S-333")
+def test_the_containers_of_a_killed_launcher_end_without_another_command(laptop: Laptop, podman: None) -> None:
+    """Also the shell in it, which ignores SIGTERM as every first process of a container does by default."""
+    done = laptop.run("job", "submit", "-f", job(laptop, "orphaned", "echo up; sleep 600"), "--container")
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: laptop.logs("orphaned") == "up\n", patience_s=PATIENCE_S)
+    kill_launcher("orphaned")
+    listing = ["podman", "ps", "--all", "--quiet"]
+    eventually(lambda: subprocess.run(listing, check=True, capture_output=True).stdout == b"", patience_s=PATIENCE_S)
+    eventually(lambda: gone(laptop, "orphaned"), patience_s=PATIENCE_S)
+    assert "its launcher was killed" in laptop.until("orphaned", "Failed")["status"]["message"]
 
 
 @promise("S-335", "S-325")

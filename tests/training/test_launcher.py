@@ -10,7 +10,6 @@ import pty
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ from datastore.training.local.records import JobDirectory, LocalState, Submitter
 from tests.patience import eventually
 from tests.promises import promise
 from tests.servers import boto_client, free_port, make_bucket
-from tests.training.laptop import PATIENCE_S, Laptop, cgroups_of, kill_replica, pids_of
+from tests.training.laptop import PATIENCE_S, Laptop, cgroups_of, gone, kill_launcher, kill_replica, pids_of
 from tests.unit.training.jobs import job
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
@@ -52,19 +51,6 @@ def program(laptop: Laptop, text: str, name: str = "program.py") -> str:
     """The command of a job: Python code, in the directory where the job is submitted."""
     (laptop.directory / name).write_text(text)
     return f"  command: [python, {name}]\n"
-
-
-def kill_launcher(name: str) -> None:
-    """As the kernel does for want of memory."""
-    launcher = subprocess.run(
-        ["pgrep", "-f", f"datastore.training.local --channel .*/{name}$"], capture_output=True, text=True, check=True
-    )
-    os.kill(int(launcher.stdout.split()[0]), signal.SIGKILL)
-
-
-def gone(laptop: Laptop, name: str) -> bool:
-    """Whether no process of a job lives, and nothing of it is mounted."""
-    return not pids_of(laptop, name) and f"/{name}/mounts/" not in Path("/proc/self/mountinfo").read_text()
 
 
 @promise("S-327")

@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,9 @@ OF_ENGINE = (
 )
 """Variables by which the engine finds its programs, settings and images. None of them holds a secret."""
 NO_LIMITS = Limits()
+_SWEEP = 'read -r ended || "$1" ps --all --quiet --filter "label=$2" | xargs -r "$1" rm --force'
+"""Shell: wait for a line or the end of standard input; at its end remove all containers of the engine $1 with the label
+$2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,10 @@ class Isolation(Protocol):
 
     def failure(self, run: Run, exit_code: int) -> str:
         """Return what an exit code says beyond its number, or ''."""
+        ...
+
+    def swept(self, job: str) -> AbstractContextManager[None]:
+        """A context in which the job runs. If this process is killed in it, all processes of the job are ended."""
         ...
 
 
@@ -123,6 +130,10 @@ class Namespaces:
     def failure(self, run: Run, exit_code: int) -> str:
         """See Isolation."""
         return ""
+
+    def swept(self, job: str) -> AbstractContextManager[None]:
+        """See Isolation; bwrap does it (--die-with-parent)."""
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +208,21 @@ class Container:
             return ""
         return f"{self.engine} probably could not pull or start the image {run.image}"
 
+    @contextmanager
+    def swept(self, job: str) -> Iterator[None]:
+        """See Isolation; a shell waits for that, and removes the containers of the job."""
+        command = ["sh", "-c", _SWEEP, "sh", self.engine, f"{LABEL}={job}"]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True, cwd="/"
+        ) as sweeper:
+            try:
+                yield
+            finally:
+                sweeper.communicate(b"\n")
+
     def sweep(self, job: str) -> None:
-        """Remove all containers of a job whose launcher has died."""
+        """Remove all containers of a job whose launcher has died, if they are not removed yet."""
         for container in self._ask("ps", "--all", "--quiet", "--filter", f"label={LABEL}={job}").split():
             self._ask("rm", "--force", container)
 

@@ -1,9 +1,10 @@
 """Runs one job on this machine, from its mounts to its evidence, for `datastore job submit --local`.
 
-The launcher needs no terminal and outlives its parent. If it is killed, bwrap ends the replicas (PR_SET_PDEATHSIG), the
-kernel releases the flocks of the GPUs and of the job's directory, the mounts upload what is left and end, and the
-user's next command that looks at the job removes the rest, as containers. The launcher reads several times a second
-what commands want (wanted.json). mounts.py and setup.py do what comes before the replicas start.
+The launcher needs no terminal and outlives its parent. If it is killed, bwrap ends the replicas (PR_SET_PDEATHSIG), or
+a shell that waits for that removes the containers; the kernel releases the flocks of the GPUs and of the job's
+directory, the mounts upload what is left and end, and the user's next command that looks at the job removes the rest.
+The launcher reads several times a second what commands want (wanted.json). mounts.py and setup.py do what comes before
+the replicas start.
 """
 
 from __future__ import annotations
@@ -135,12 +136,13 @@ class Launcher:
 
     def run(self) -> Ended:
         """Run the job to its end; return how it ended, failures too. Errors: OSError when that can't be recorded."""
-        try:
-            ended = self._take_gpus() or self._follow()
-        except (OSError, DatastoreError) as error:
-            log.exception("the launcher failed")
-            ended = Ended(phase="Failed", reason="LauncherFailed", message=str(error))
-        return self._finish(ended)
+        with self._isolation.swept(f"{self.job.namespace}-{self.job.name}"):
+            try:
+                ended = self._take_gpus() or self._follow()
+            except (OSError, DatastoreError) as error:
+                log.exception("the launcher failed")
+                ended = Ended(phase="Failed", reason="LauncherFailed", message=str(error))
+            return self._finish(ended)
 
     def close(self) -> None:
         """End, unmount and free whatever there still is, as after a failed prepare(). Idempotent."""

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from datastore import ourprocess
 from datastore.metering import Meter, Sample
 from datastore.training.evidence import WORDS_BYTES, ReplicaEvidence, last_words
 from datastore.training.local import gpus, processes
@@ -94,6 +95,7 @@ class Replica:
                 stdout=written,
                 stderr=written,
                 start_new_session=True,
+                preexec_fn=ourprocess.end_with_parent,  # also while an engine still pulls an image
             )
         except BaseException:
             log.close()
