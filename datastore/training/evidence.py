@@ -26,8 +26,9 @@ WORDS_BYTES = 4 << 10
 """How many bytes of the end of a log last_words() is given; a pod's status has the last 2 KiB."""
 _WORDS = 300
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_EXCEPTION = re.compile(r"(?:\[\w+\]: )?((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
-"""The last line of a traceback; PyTorch puts the rank before it."""
+_EXCEPTION = re.compile(r"(?:\[\w+\]: ?)*(?:traceback : )?((?:\w+\.)*\w*(?:Error|Exception)\b(?!:$).*|Signal \d+ .*)")
+"""The last line of a traceback, and what torchrun says of a process that a signal ended. PyTorch and torchrun put ranks
+before it. The error that torchrun itself ends with has no text of its own, only that of the process that failed."""
 
 
 class ReplicaEvidence(Part):
@@ -75,8 +76,8 @@ def tail(log: bytes, size: int) -> str:
 
 def last_words(log: str) -> str:
     """Return the line in which the end of a failed replica's log says why: the last one that names a Python exception,
-    else the last one that is not blank; '' when there is none. A long line is cut."""
-    lines = [line.strip() for line in re.split(r"[\r\n]+", _ESCAPE.sub("", log)) if line.strip()]
+    else the last one with a letter or digit; '' when there is none. A long line is cut."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", _ESCAPE.sub("", log)) if re.search(r"\w", line)]
     raised = [found[1] for line in lines if (found := _EXCEPTION.match(line))]
     said = (raised or lines or [""])[-1]
     return said if len(said) <= _WORDS else f"{said[:_WORDS]}..."
