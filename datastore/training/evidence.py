@@ -26,9 +26,12 @@ WORDS_BYTES = 4 << 10
 """How many bytes of the end of a log last_words() is given; a pod's status has the last 2 KiB."""
 _WORDS = 300
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_EXCEPTION = re.compile(r"(?:\[\w+\]: ?)*(?:traceback : )?((?:\w+\.)*\w*(?:Error|Exception)\b(?!:$).*|Signal \d+ .*)")
-"""The last line of a traceback, and what torchrun says of a process that a signal ended. PyTorch and torchrun put ranks
-before it. The error that torchrun itself ends with has no text of its own, only that of the process that failed."""
+_EXCEPTION = re.compile(
+    r"(?:\[\w+\]: ?)*(?:traceback : )?"
+    r"((?:\w+\.)*\w*(?:Error|Exception)\b(?!:$).*|Signal \d+ .*|mpirun noticed that .*)"
+)
+"""The last line of a traceback, and what torchrun and mpirun say of a process that a signal ended. PyTorch and torchrun
+put ranks before it. The error that torchrun itself ends with has no text, only that of the process that failed."""
 
 
 class ReplicaEvidence(Part):

@@ -58,10 +58,11 @@ Root Cause (first observed failure):
         ("[rank1]: ValueError: bad\n====\n", "ValueError: bad"),
         ("torch.distributed.DistBackendError: NCCL\n", "torch.distributed.DistBackendError: NCCL"),
         ("\x1b[31m 10%\r 20%\x1b[0m\r\n\n", "20%"),
+        ("20%\n----\n", "20%"),
         ("x" * 1000, "x" * 300 + "..."),
         ("\n", ""),
         (
-            "-----\nmpirun noticed that rank 0 exited on signal 9 (Killed).\n-----\n",
+            "-----\nmpirun noticed that rank 0 exited on signal 9 (Killed).\n-----\nbye\n",
             "mpirun noticed that rank 0 exited on signal 9 (Killed).",
         ),
         (TORCHRUN % "[default0]:ValueError: bad\n", "ValueError: bad"),
