@@ -14,7 +14,7 @@ import logging
 import stat
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, Concatenate, Generic, NamedTuple, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
@@ -93,14 +93,9 @@ class KnownNodes(Generic[N]):
         """Drop the node if nothing needs it any more. The caller holds the lock."""
         raise NotImplementedError
 
-    def surplus(self) -> Sequence[Held]:
-        """When there are more nodes than the limit, return old ones that are not open, for the kernel to forget."""
-        oldest = islice(self.by_ino.values(), max(0, 2 * (len(self.by_ino) - self._limit)))
-        return [Held(node.ino, ROOT_INO, b"") for node in oldest if not node.opens and node.kind != stat.S_IFDIR]
-
     def _told(self, nodes: list[N], new: list[N]) -> list[N]:
-        """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them. Ask
-        the kernel to forget the surplus."""
+        """Log the nodes that are new, then add one to each node's lookup count, before the kernel is told of them. When
+        there are more nodes than the limit, ask it to forget old ones that are not open."""
         if new:
             try:
                 self._write(new)
@@ -110,8 +105,10 @@ class KnownNodes(Generic[N]):
                 raise
         for node in nodes:
             node.nlookup += 1
-        if surplus := self.surplus():
-            self.notifier.release(surplus)
+        oldest = islice(self.by_ino.values(), max(0, 2 * (len(self.by_ino) - self._limit)))
+        unused = [node.ino for node in oldest if not node.opens and node.kind != stat.S_IFDIR]
+        if unused:
+            self.notifier.release([Held(ino, ROOT_INO, b"") for ino in unused])
         return nodes
 
     def _write(self, nodes: Iterable[N]) -> None:

@@ -12,6 +12,7 @@ from datastore.fuse.nfs.calls import Attributes
 from datastore.fuse.nfs.nodes import Nodes
 from datastore.fuse.ops import ROOT_INO, FSError
 from datastore.fuse.state.nodelog import NodeLog
+from tests.mounted import Kernel
 from tests.promises import promise
 
 ROOT = b"root"
@@ -106,10 +107,11 @@ def test_what_can_not_be_written_down_is_not_told(tmp_path: Path, monkeypatch: p
 @promise("S-271")
 def test_beyond_the_limit_the_oldest_unused_files_are_asked_for(tmp_path: Path) -> None:
     nodes = fresh(tmp_path / "log", limit=10)
-    found = nodes.look_up([(b"%d" % number, attributes(number)) for number in range(100, 130)])
-    found[0].opens = 1
+    for number in range(100, 130):
+        nodes.look_up([(b"%d" % number, attributes(number))])[0].opens = number == 100
+    nodes.notifier = kernel = Kernel()
     nodes.look_up([(b"d", attributes(5, stat.S_IFDIR))])
-    asked = [held.ino for held in nodes.surplus()]
+    asked = [held.ino for held in kernel.released]
     assert asked[0] == 101
     assert len(asked) >= 20
     assert not {100, 5, ROOT_INO} & set(asked)

@@ -15,8 +15,8 @@ from tests.promises import promise
 FILE, DIRECTORY = stat.S_IFREG, stat.S_IFDIR
 
 
-def fresh(state: Path, top: bytes = b"/srv/data", limit: int = 100) -> Nodes:
-    nodes = Nodes(state, limit, top)
+def fresh(state: Path, top: bytes = b"/srv/data") -> Nodes:
+    nodes = Nodes(state, 100, top)
     assert nodes.begin() == []
     return nodes
 
@@ -99,11 +99,3 @@ def test_hidden_files_are_found_after_a_death_and_by_the_next_mount(tmp_path: Pa
     again = Nodes(tmp_path, 100, b"/srv/data")
     assert again.begin() == paths
     assert again.hidden_name(files[0]) != nodes.path(files[1]).rpartition(b"/")[2]
-
-
-def test_too_many_nodes_are_asked_back(tmp_path: Path) -> None:
-    nodes = fresh(tmp_path, limit=2)
-    root = nodes.get(ROOT_INO)
-    files = [found(nodes, root, name) for name in (b"a", b"b", b"c")]
-    files[0].opens = 1
-    assert [held.ino for held in nodes.surplus()] == [files[1].ino, files[2].ino]
