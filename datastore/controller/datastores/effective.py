@@ -175,8 +175,11 @@ def _allowed(spec: DatastoreSpec, secret: SecretRef | None, settings: Settings) 
         text = f"spec.{spec.backend} is for laptops only (datastore mount): no cluster serves it"
         raise Mistake("BackendNotSupported", text, permanent=True)
     if spec.local and spec.local.path not in settings.local_paths:
-        text = "spec.local is for development: the administrator allows each directory by --allow-local"
+        text = f"spec.local.path: the administrator does not allow {spec.local.path} (--allow-local of the controller)"
         raise Mistake("LocalNotAllowed", text, permanent=True)
+    if spec.local and spec.read_only:
+        text = "spec.readOnly: Kubernetes mounts a directory of a node writable; leave it out, and set readOnly at the"
+        raise Mistake("InvalidSpec", f"{text} volume of each pod that only reads", permanent=True)
     if spec.cache.dir is not None:
         text = "spec.cache.dir is for laptops; in a cluster the administrator chooses it"
         raise Mistake("InvalidSpec", text, permanent=True)

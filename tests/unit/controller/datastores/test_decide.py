@@ -423,8 +423,14 @@ def test_a_local_directory_becomes_a_host_path_where_it_is_allowed() -> None:
     assert volume is not None
     assert volume["spec"]["hostPath"] == {"path": "/srv/a", "type": "Directory"}
     for path in ("/etc", "/srv/a/link", "/srv"):
-        with pytest.raises(Mistake, match="--allow-local"):
+        with pytest.raises(Mistake, match=f"does not allow {path} .--allow-local"):
             wanted({"local": {"path": path}})
+
+
+@promise("S-40")
+def test_a_local_directory_is_not_called_read_only_because_kubernetes_would_let_pods_write() -> None:
+    with pytest.raises(Mistake, match=r"spec\.readOnly: .* set readOnly at the volume of each pod"):
+        wanted({"local": {"path": "/srv/a"}, "readOnly": True})
 
 
 @pytest.mark.parametrize(
