@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from datastore import mountinfo
 from datastore.api import volumecontext
@@ -41,6 +42,8 @@ GIVE_UP_S = 600.0
 BUSY_S = 10.0
 """How long a call of the kubelet waits for another call, or for our own work on the volume, before it is refused: the
 kubelet shows a refusal to the pod's user as a warning."""
+COUNTED = 100_000
+"""The most files of a volume that left_files() counts: a hacked server may have made any number."""
 
 
 class Volumes:
@@ -71,8 +74,14 @@ class Volumes:
         """Return how many files of volumes that have left this node are not uploaded, by volume id, or by the name of
         the state directory if that is not known (an inline volume's)."""
         here = {key_of(each.volume_id) for each in self.mounted()}
-        found = Counter(path.parent.parent.name for path in self._settings.state_root.glob("*/staging/*"))
-        return {self._datastores.volume_of(key) or key: count for key, count in found.items() if key not in here}
+        found: dict[str, int] = {}
+        for staging in self._settings.state_root.glob("*/staging"):
+            key = staging.parent.name
+            if key not in here:
+                with suppress(OSError), os.scandir(staging) as files:
+                    if count := sum(1 for _ in islice(files, COUNTED)):
+                        found[self._datastores.volume_of(key) or key] = count
+        return found
 
     def stage(self, wanted: Wanted) -> None:
         """Mount the volume at its staging path, or bring a mount that is there up to date."""
