@@ -104,7 +104,7 @@ class Cluster:
     def __init__(self, record: Record, children: Sequence[subprocess.Popen[bytes]] = ()) -> None:
         self.record = record
         self.layout = Layout(name=record.name, node=record.node)
-        self._children = children
+        self.children = children
 
     @property
     def kubeconfig(self) -> Path:
@@ -182,7 +182,11 @@ class Cluster:
             down(self.record.name)
         else:
             _end_node(self.record)
-        for child in self._children:
+        self.reap()
+
+    def reap(self) -> None:
+        """Wait for the processes that this one has started for it."""
+        for child in self.children:
             child.wait(STOP_TIMEOUT_S)
 
     def node_ready(self) -> bool:
@@ -248,12 +252,29 @@ def join(cluster: Cluster) -> Cluster:
         raise ClusterError(f"cluster {name} has its second node already")
     record = dataclasses.replace(cluster.record, node=layout.node, init_pid=0, forward_pid=0, forward_started=0.0)
     _write_state(layout, record)
+    return _boot(cluster, record)
+
+
+def reboot(cluster: Cluster, node: Cluster, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """End a node that joined the cluster, as a power cut does, and start it again with its disk, but with an empty /run
+    and no mounts, processes and cgroups; returns when it is ready. meanwhile: called while it is off. Errors:
+    ClusterError."""
+    _end(node.record.init_pid, node.record.init_started)
+    node.reap()
+    _remove_cgroups(node.layout.cgroup)
+    meanwhile()
+    again = _boot(cluster, node.record)
+    node.record, node.children = again.record, again.children
+
+
+def _boot(cluster: Cluster, record: Record) -> Cluster:
+    """Start a node whose state is there, and connect it to the first one."""
     try:
-        record, init = _start_init(layout, record)
+        record, init = _start_init(Layout(name=record.name, node=record.node), record)
         _link(cluster, record)
         node = Cluster(record, (init,))
         wait_until("containerd", READY_TIMEOUT_S, _while_alive(node, lambda: _containerd_answers(node)))
-        node.load(pause_archive(layout.state))
+        node.load(pause_archive(node.layout.state))
         wait_until("a ready node", READY_TIMEOUT_S, _while_alive(node, node.node_ready))
     except BaseException as error:
         tails = Cluster(record).log_tails()

@@ -72,7 +72,7 @@ def make_mounts(layout: Layout) -> None:
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     for folder in ("lib", "log"):
         own = layout.state / "var" / folder
-        own.mkdir(parents=True)
+        own.mkdir(parents=True, exist_ok=True)  # after a reboot the node has its disk still
         run("mount", "--bind", str(own), f"/var/{folder}")
     for name, value in PRIVATE_SYSCTLS.items():
         own = layout.state / "sysctl" / name
@@ -81,7 +81,7 @@ def make_mounts(layout: Layout) -> None:
         run("mount", "--bind", str(own), f"/proc/sys/{name}")
     # Kubernetes's mountPropagation: Bidirectional needs a shared root.
     run("mount", "--make-rshared", "/")
-    Path("/var/lib/kubelet").mkdir()
+    Path("/var/lib/kubelet").mkdir(exist_ok=True)
 
 
 def make_network(layout: Layout) -> None:

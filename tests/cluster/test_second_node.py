@@ -282,6 +282,74 @@ def test_the_server_of_an_export_moves_to_the_other_node_under_open_files(
     kube.delete("datastore", "results", namespace=namespace)
 
 
+@promise("S-85", "S-124")
+def test_a_node_that_is_rebooted_has_its_volumes_again_and_loses_nothing(
+    site: Site, kube: Kube, second: Cluster, storage: Storage, namespace: str
+) -> None:
+    """The pod `stays` comes back; `leaves` is deleted while the node is off, so nobody mounts its volume again."""
+    assert site.own is not None
+    names = ("stays", "leaves")
+    volumes = {
+        each: Volume(site, storage, namespace, make_bucket(storage.here, f"{each}-{namespace}")) for each in names
+    }
+    for name, volume in volumes.items():
+        s3 = {**volume.spec["s3"], "credentialsSecret": "keys"}
+        slowly = {"writeBack": {"maxDelay": "60s"}, "uploadLimit": "512Ki"}
+        kube.apply(volume.secret(), datastore_of(name, {"s3": s3, **slowly}), namespace=namespace)
+        kube.wait_condition("datastore", name, "Ready", namespace=namespace, limit_s=READY_S)
+        claim = {"persistentVolumeClaim": {"claimName": name}}
+        pod = volume.pod(name, WRITER.replace("1000", "100_000"), volume=claim, nodeName=SECOND, restartPolicy="Always")
+        kube.apply(pod, namespace=namespace)
+
+    def closed(name: str) -> int:
+        return int(kube.tail(name, namespace=namespace) or 0)
+
+    def sent(name: str) -> bool:
+        wanted = {f"there/f{number}" for number in range(1, before[name] + 1)}
+        listed = boto_client(storage.here).list_objects_v2(Bucket=volumes[name].bucket, Prefix="there/f")
+        return wanted <= {each["Key"] for each in listed.get("Contents", [])}
+
+    def back() -> bool:
+        pod = kube.get("pod", "stays", namespace=namespace)
+        assert pod is not None
+        (container,) = pod["status"]["containerStatuses"]
+        return container["restartCount"] > 0 and "running" in container["state"]
+
+    for name in names:
+        kube.wait_for(f"files of {name}", lambda: closed(name) > 30, limit_s=READY_S, namespace=namespace)  # noqa: B023
+    before = {name: closed(name) for name in names}
+    assert not any(map(sent, names)), "what was closed was sent at once"
+    leaves = ("delete", "pod", "leaves", f"--namespace={namespace}", "--wait=false")
+    clusters.reboot(site.own, second, meanwhile=lambda: kube.kubectl(*leaves))
+    took_s = kube.wait_for("the pod again", back, limit_s=READY_S, namespace=namespace)
+    print(f"when the node was ready again, its pod ran again after {took_s:.1f} s")
+    for what, done in {
+        "what the pod had closed": lambda: sent("stays"),
+        "the end of the other pod": lambda: kube.get("pod", "leaves", namespace=namespace) is None,
+    }.items():
+        kube.wait_for(what, done, limit_s=READY_S, namespace=namespace)
+    assert second.run("cat", "/proc/1/mountinfo").count(" - fuse.datastore ") == 2, "of the node and of the pod"
+    assert left_files(kube) > 0
+    assert not sent("leaves")
+
+    claim = {"persistentVolumeClaim": {"claimName": "leaves"}}
+    kube.apply(volumes["leaves"].pod("later", "pass", volume=claim, nodeName=SECOND), namespace=namespace)
+    kube.wait_for("what the other pod had closed", lambda: sent("leaves"), limit_s=READY_S, namespace=namespace)
+    kube.wait_for("no file that was left", lambda: left_files(kube) == 0, namespace=namespace)
+    for name in ("stays", "later"):
+        kube.delete("pod", name, namespace=namespace)
+    for name in names:
+        kube.delete("datastore", name, namespace=namespace)
+
+
+def left_files(kube: Kube) -> float:
+    """How many files the second node has of volumes that have left it."""
+    (plugin,) = [each for each in pods_of(kube, NODE) if each["spec"].get("nodeName") == SECOND]
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{plugin['metadata']['name']}:9808/proxy/metrics"
+    lines = kube.kubectl("get", "--raw", path).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("datastore_csi_left_files{"))
+
+
 @promise("S-237", "S-238", "S-363")
 def test_one_datastore_on_two_nodes_one_of_which_loses_its_power(kube: Kube, second: Cluster, volume: Volume) -> None:
     """A training goes on elsewhere from what it saved."""
