@@ -173,8 +173,6 @@ class Capabilities:
 
     hides_below_files: bool = False
     """`a` and `a/b` can both exist, but no listing shows `a/b` then."""
-    lists_nothing_below_files: bool = False
-    """While there is an object `a`, no listing shows an `a/b`: either it can't exist, or hides_below_files."""
     max_new_segment_bytes: int = 1024
     """The longest part of a key between slashes that can be written and later replaced, in bytes."""
     unlisted_segment: str = ""

@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from datastore.errors import (
     WrongRegion,
 )
 from datastore.fuse.loop import now
-from datastore.fuse.store.base import Capabilities, WriteOptions
+from datastore.fuse.store.base import Capabilities
 from datastore.fuse.store.s3 import probe
 from datastore.secret import Secret
 from tests.adapter import open_adapter
@@ -56,8 +56,8 @@ def location(server: Server) -> S3Location:
 def seen(server: Server) -> Capabilities:
     """What the probe finds out."""
     if server.name == "minio":
-        return Capabilities(listed_metadata=True, hides_below_files=True, lists_nothing_below_files=True)
-    return Capabilities(max_new_segment_bytes=227, unlisted_segment=".sgwtmp", lists_nothing_below_files=True)
+        return Capabilities(listed_metadata=True, hides_below_files=True)
+    return Capabilities(max_new_segment_bytes=227, unlisted_segment=".sgwtmp")
 
 
 @contextmanager
@@ -82,18 +82,6 @@ def test_a_right_location_is_accepted_and_nothing_is_written(location: S3Locatio
     store = open_adapter(location)
     assert now(store.list_page("")).objects == []
     store.close()
-
-
-def test_no_listing_shows_what_is_below_a_file(location: S3Location) -> None:
-    """Of such servers, a mount does not ask whether there is a directory beside a file that it knows (S-156)."""
-    store = open_adapter(replace(location, prefix="below/"))
-    now(store.put("file", b"x", WriteOptions()))
-    with suppress(StoreError):
-        now(store.put("file/below", b"x", WriteOptions()))
-    page = now(store.list_page("", delimiter="/"))
-    now(store.delete_many(["file/below", "file"]))
-    store.close()
-    assert ([found.key for found in page.objects], list(page.common_prefixes)) == (["file"], [])
 
 
 def test_a_wrong_secret_names_the_key(location: S3Location, server: Server) -> None:

@@ -32,12 +32,11 @@ _REFUSALS = frozenset({400, 403, 405, 501})
 def known_by(answer: Answer, before: Capabilities) -> Capabilities:
     """Return what is known of the server that gave this answer, by its Server header.
     versitygw replaces a file by way of a new file whose name has 28 bytes more, and file names have at most 255; its
-    new files are in `.sgwtmp`. An object is a file there, so nothing can be below its name."""
+    new files are in `.sgwtmp`."""
     if _is_minio(answer):
-        return replace(before, listed_metadata=True, hides_below_files=True, lists_nothing_below_files=True)
-    if answer.headers.get("server", "").lower().startswith("versitygw"):
-        return replace(before, max_new_segment_bytes=227, unlisted_segment=".sgwtmp", lists_nothing_below_files=True)
-    return before
+        return replace(before, listed_metadata=True, hides_below_files=True)
+    is_versitygw = answer.headers.get("server", "").lower().startswith("versitygw")
+    return replace(before, max_new_segment_bytes=227, unlisted_segment=".sgwtmp") if is_versitygw else before
 
 
 def _query(prefix: str, max_keys: int) -> list[tuple[str, str]]:

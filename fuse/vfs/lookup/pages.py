@@ -16,8 +16,9 @@ from ..tree.nodes import Directory
 
 _ABREAST = 8
 """The most known pages that are requested in parallel."""
-_ENOUGH = 48
-"""An outdated page is requested again after this many lookups of its names: a page costs about as much ..."""
+_KEYS = 25
+"""How many keys of a page cost as much as a request for one. For each as many of its keys, a lookup may go by before an
+outdated page is requested again ..."""
 _NEXT = 16
 """... but a lookup counts as this many if the one before was in the same page, too: the process goes by the names."""
 
@@ -110,14 +111,15 @@ def page_of(directory: Directory, name: bytes) -> Span | None:
     return span if span is not None and span.digest else None
 
 
-async def look(core: Core, directory: Directory, name: bytes, ttl_s: float) -> None:
-    """Request again the page that a name belongs to, if it was looked up often enough. Errors: StoreError."""
-    listing, span = directory.listing, page_of(directory, name)
-    if listing is None or span is None:
+async def look(core: Core, directory: Directory, span: Span, ttl_s: float, *, again: bool) -> None:
+    """Request a page again, because a name of it is looked up, if that was done often enough. again: the last lookup
+    that found its page too old was in this page, too. Errors: StoreError.
+    """
+    listing = directory.listing
+    if listing is None:
         return
-    span.asked += _NEXT if listing.asked is span else 1
-    listing.asked = span
-    if span.asked < _ENOUGH:
+    span.asked += _NEXT if again else 1
+    if span.asked < max(2, len(listing.entries) // len(listing.spans) // _KEYS):
         return
     async with span.asking:
         seen, digest = directory.listed_as, span.digest

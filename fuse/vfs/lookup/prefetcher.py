@@ -24,6 +24,7 @@ from ...ops import Ino
 from ...store.base import ObjectInfo, ObjectVersion
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
+from ..tree.names import one_key
 from ..tree.nodes import Directory, Node
 
 _DIRECTORIES = 64
@@ -83,7 +84,8 @@ class _Run:
             return range(0)
         self.behind = self.behind + 1 if at < self.last else 0
         if self.last - _BEHIND <= at <= self.last + _JITTER and self.behind < _STALLED:
-            self.streak += 1
+            # Most steps of a process in random order are far behind the furthest one.
+            self.streak = self.streak + 1 if at >= self.last - _JITTER else max(0, self.streak - 1)
             self.last = max(self.last, at)
         else:
             self.streak, self.behind, self.last, self.horizon = 0, 0, at, at
@@ -188,14 +190,18 @@ class Prefetcher:
         if soon and not self._may_change(node.mtime_ns) and self._is_small(node.listed_kind, node.version()):
             await self._files.brought(node.version())
 
-    def read(self, directory: Directory, name: bytes) -> ObjectVersion | None:
-        """Return the version of a file that is looked up and will probably be read next, though it is not held and no
-        run leads to it: a GET for it tells what a HEAD would. None: another file, or nothing shows that.
+    def opens_next(self, directory: Directory, name: bytes) -> Listed | None:
+        """Return the entry of a listed file that is looked up, and will probably be opened next though no run leads to
+        it; else None.
         """
         run, listing = self._opens.get(directory.ino), directory.listing
-        listed = listing.entries.get(name) if listing is not None else None
-        if listed is None or (run is not None and run.streak >= _STREAK) or not self._opens_soon(directory, name):
+        listed = listing.entries.get(name) if listing is not None and self._core.settings.full_attributes else None
+        if listed is None or listed.kind != stat.S_IFREG or not one_key(name) or (run and run.streak >= _STREAK):
             return None
+        return listed if self._opens_soon(directory, name) else None
+
+    def unread(self, directory: Directory, listed: Listed) -> ObjectVersion | None:
+        """Return the version of a listed file that a reader would take by one GET; None: by more, or it is held."""
         version = ObjectVersion(directory.key + listed.tail, listed.etag, listed.size)
         if self._may_change(listed.mtime_ns) or not self._is_small(listed.kind, version):
             return None

@@ -48,8 +48,6 @@ _TOLD = 2
 """How many listings must have been slow: one alone may have been retried, or this machine may have been busy."""
 
 
-_KINDS = (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
-"""What a name can be: the first of these for which there is a key is shown."""
 _Learn = Callable[[ObjectInfo], None]
 _AskedAs = tuple[tuple[int, ...], ETag, int]
 """See Node.asked_as."""
@@ -198,27 +196,32 @@ class Remote:
     # -- single nodes and names
 
     async def probe(self, parent: Directory, name: bytes, read: ObjectVersion | None = None) -> Listed | None:
-        """Find out what a name (one_key() holds) is, without a listing: a directory, else a file, else a link.
-        read: the version that the last listing shows, if that will be read: it is fetched, which tells the same.
+        """Find out what a name (one_key() holds) is, without a listing: a directory, else a file, else a link. What the
+        last listing showed as a file is one as long as its object is there. read: the version that this listing shows,
+        if that will be read: it is fetched, which tells the same.
         """
         place, segment = parent.place, segment_of(name)
         before = parent.listing.entries.get(name) if parent.listing is not None else None
-        was_file = before is not None and before.kind == stat.S_IFREG and before.tail == segment
-        read = read if was_file else None
-        # A link of a file's name is not shown; nor is a directory, where no listing shows one.
-        alone = self._core.store.capabilities.lists_nothing_below_files
-        for kinds in (_KINDS[alone:2], _KINDS) if was_file else (_KINDS,):
-            found = await each(partial(self._probe_kind, parent, segment, read), kinds)
-            if parent.place != place:
-                return await self.probe(parent, name)
-            read = None
-            if any(found):
-                break
+        if before is not None and before.kind == stat.S_IFREG and before.tail == segment:
+            file = await self._fetched(parent, read) or await self._probe_kind(parent, segment, stat.S_IFREG)
+            if file is not None and parent.place == place:
+                return file
+        found = await each(partial(self._probe_kind, parent, segment), (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK))
+        if parent.place != place:
+            return await self.probe(parent, name)
         return next((listed for listed in found if listed is not None), None)
 
-    async def _probe_kind(
-        self, parent: Directory, segment: str, read: ObjectVersion | None, kind: int
-    ) -> Listed | None:
+    async def _fetched(self, parent: Directory, version: ObjectVersion | None) -> Listed | None:
+        """Fetch a file; return what the store says of it, None if this call has not fetched it."""
+        info = None
+        if version is not None:
+            with suppress(StoreError):
+                info = await self._core.reader.bring(version)
+        if info is None:
+            return None
+        return Listed(stat.S_IFREG, info.key[len(parent.key) :], info.size, info.etag, info.mtime_ns)
+
+    async def _probe_kind(self, parent: Directory, segment: str, kind: int) -> Listed | None:
         core = self._core
         if kind == stat.S_IFDIR:
             page = await core.store.list_page(parent.key + segment + "/", max_keys=1)
@@ -230,23 +233,14 @@ class Remote:
                 page = await core.store.list_page(key, max_keys=1)
                 found = next((one for one in page.objects if one.key == key), None)
                 return Listed(kind, tail, found.size, found.etag, found.mtime_ns) if found is not None else None
-            info = await self._fetched(read) if kind == stat.S_IFREG else None
-            if info is None:
-                info = await core.store.head(key)
-                learn(info)
+            info = await core.store.head(key)
         except (NotFound, KeyTooLong):
             return None
+        learn(info)
         if stands_for_directory(key, info.size, info.content_type):
             parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
             return Listed(stat.S_IFDIR, tail + "/")
         return Listed(kind, tail, info.size, info.etag, info.mtime_ns)
-
-    async def _fetched(self, version: ObjectVersion | None) -> ObjectInfo | None:
-        """Fetch a version; return what the store says of it, None if this call has not fetched it."""
-        if version is not None:
-            with suppress(StoreError):
-                return await self._core.reader.bring(version)
-        return None
 
     async def head(self, node: Node) -> bool:
         """Ask for a node's version and attributes; return False when it is gone (it is detached then). A directory

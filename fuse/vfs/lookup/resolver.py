@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...ops import AttrReply, Entry, FSError, Ino
 from ..tree import facts
 from ..tree.core import Core
-from ..tree.listing import Listed, Listing
+from ..tree.listing import Listed, Listing, Span
 from ..tree.names import BESIDE_DIRECTORY, LINK_SUFFIX, one_key, segment_of
 from ..tree.nodes import Change, Directory, Node
 from .pages import look, page_of
@@ -45,6 +45,8 @@ class Resolver:
         self._remote = remote
         self._walks = Walks(core, remote, prefetcher)
         self._descent = Descent(core, remote)
+        self._page: Span | None = None
+        """The page of the last lookup that found its page too old."""
         self.ttl, self.fresh_listing = remote.ttl, remote.fresh_listing
 
     def node(self, ino: Ino) -> Node:
@@ -304,9 +306,12 @@ class Resolver:
         return parent.children.get(name)
 
     async def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
-        alone = parent.large and self._core.settings.full_attributes and not now
-        read = self._prefetcher.read(parent, name) if alone else None
-        told = None if now else await self._told_anew(parent, name, pages=read is None)
+        told, read = None if now else self._remote.believed(parent, name), None
+        if told is None and not now:
+            opens = self._prefetcher.opens_next(parent, name)
+            read = self._prefetcher.unread(parent, opens) if opens is not None else None
+            if read is None:
+                told = await self._told_anew(parent, name, whole=opens is None and not parent.large)
         if told is not None:
             listing, told_at = told
             there = listing.entries.get(name)
@@ -328,16 +333,18 @@ class Resolver:
 
         return found, started, holds
 
-    async def _told_anew(self, parent: Directory, name: bytes, *, pages: bool) -> tuple[Listing, float] | None:
-        """Return a fresh listing that covers a name, and its time; list or request a page if that pays; else None."""
-        told, odd = self._remote.believed(parent, name), not one_key(name)
-        if told is not None:
-            return told
-        if odd or not parent.large or parent.probe_s >= parent.list_s:
+    async def _told_anew(self, parent: Directory, name: bytes, *, whole: bool) -> tuple[Listing, float] | None:
+        """List a directory (whole: in any case), or request the page of a name, if that pays. Return the listing that
+        covers the name, and its time; None if the name has to be requested alone.
+        """
+        odd = not one_key(name)
+        if odd or whole or parent.probe_s >= parent.list_s:
             listing = await self.read_directory(parent, whole=odd or parent.large)
             return (listing, listing.listed_at) if listing.complete else None
-        if pages:
-            await look(self._core, parent, name, self.ttl(parent))
+        page, before = page_of(parent, name), self._page
+        self._page = page
+        if page is not None:
+            await look(self._core, parent, page, self.ttl(parent), again=page is before)
         return self._remote.believed(parent, name)
 
     async def _settle(self, parent: Directory, name: bytes, found: _Found) -> Node | None:

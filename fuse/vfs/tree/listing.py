@@ -82,8 +82,6 @@ class Listing:
     pages: int = 0
     spans: list[Span] = field(default_factory=list)
     """The pages in order; empty where the store does not list keys in the order of their bytes."""
-    asked: Span | None = None
-    """The page of the last lookup that found its page too old."""
     edited: bool = False
     """Whether this mount changed a name in the listing, so that the store's pages do not show all of it."""
     number: int = 0
