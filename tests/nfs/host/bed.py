@@ -14,7 +14,13 @@ from tests.nfs.host.network import CLIENT, SERVER, Network
 from tests.nfs.host.server import NFSServer
 from tests.servers import ServerMissing
 
-NEEDED = {"ip": "iproute2", "mke2fs": "e2fsprogs", "nsenter": "util-linux", "ssh": "openssh-client"}
+NEEDED = {
+    "cc": "build-essential",
+    "ip": "iproute2",
+    "mke2fs": "e2fsprogs",
+    "nsenter": "util-linux",
+    "ssh": "openssh-client",
+}
 
 
 def obstacle() -> str:
