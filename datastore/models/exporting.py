@@ -83,14 +83,16 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
 
 
 def export_tree(models: Models, model: str, number: int, target: Tree, progress: Progress) -> VersionManifest:
-    """Export into a tree that holds at most what an earlier attempt wrote.
+    """Export into a tree that holds at most what an earlier attempt wrote. A new directory appears when it is whole.
 
     Errors: AlreadyExists, naming what else is there; VersionDamaged, after the files not there before are removed.
     """
-    exported = Exported(models, model, number, progress)
     found: dict[str, Node] | None = None
     with suppress(NotFound):
         found = {node.path: node for node in target.scan()}
+    if found is None and isinstance(target, DirectoryTree):
+        return export_directory(models, model, number, Path(target.location), progress)
+    exported = Exported(models, model, number, progress)
     paths = {entry.path: entry.kind for entry in exported.manifest.entries}
     for path, node in (found or {}).items():
         if paths.get(path) != node.kind:

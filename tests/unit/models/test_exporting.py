@@ -119,10 +119,18 @@ def verify_all(models: Models) -> list[str]:
 
 class TestDirectory:
     @promise("S-384")
+    @pytest.mark.parametrize("in_a_datastore", [False, True])
     def test_an_export_appears_only_when_it_is_complete(
-        self, models: Models, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, models: Models, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_datastore: bool
     ) -> None:
         """An interrupted export leaves nothing under the name; the next one goes on."""
+
+        def export(progress: Progress) -> None:
+            if in_a_datastore:
+                export_tree(models, "digits", 1, DirectoryTree(place, within=tmp_path), progress)
+            else:
+                export_directory(models, "digits", 1, place, progress)
+
         monkeypatch.setattr("datastore.models.transfer.FILES_AT_ONCE", 1)
         place = tmp_path / "out"
         progress = Progress()
@@ -136,12 +144,12 @@ class TestDirectory:
 
         progress.count = count  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            export_directory(models, "digits", 1, place, progress)
+            export(progress)
         assert not place.exists()
         [partial] = [each for each in tmp_path.iterdir() if each.name.endswith(".partial")]
         (next(each for each in partial.rglob("*") if each.is_file())).write_bytes(b"torn")
 
-        export_directory(models, "digits", 1, place, Progress())
+        export(Progress())
 
         assert tree_of(place) == tree_of(source)
         assert [each for each in tmp_path.iterdir() if each.name.endswith(".partial")] == []
