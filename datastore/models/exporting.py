@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from datastore.errors import AlreadyExists, NotFound, StoreError
 from datastore.models.directory import DirectoryTree
-from datastore.models.errors import VersionDamaged
+from datastore.models.errors import SourceChanged, VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress, can_resume
 from datastore.models.registry import Models
@@ -30,6 +31,7 @@ class Exported:
     def __init__(self, models: Models, model: str, number: int, progress: Progress) -> None:
         """Errors: ModelNotFound, VersionDamaged, StoreError."""
         progress.begin("looking")
+        self._read_manifest = partial(models.manifest, model, number)
         self.manifest: VersionManifest = models.manifest(model, number)
         self.tree: Tree = models.tree(model, number)
         self.progress = progress
@@ -39,6 +41,15 @@ class Exported:
         self.files: list[tuple[Node, Entry]] = [
             (found[entry.path], entry) for entry in self.manifest.entries if entry.kind == "file"
         ]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A context in which files are read. Errors: ModelNotFound when the version is deleted meanwhile."""
+        try:
+            yield
+        except (SourceChanged, NotFound):
+            self._read_manifest()
+            raise
 
     def begin(self) -> None:
         """Tell the progress that reading begins."""
@@ -68,12 +79,12 @@ def export_directory(models: Models, model: str, number: int, place: Path, progr
     check_free(place)
     exported = Exported(models, model, number, progress)
     short = exported.manifest.digest.removeprefix("sha256:")[:12]
-    partial = place.with_name(f".{place.name[:200]}.{short}.partial")
-    target = DirectoryTree(partial)
+    hidden = place.with_name(f".{place.name[:200]}.{short}.partial")
+    target = DirectoryTree(hidden)
     try:
-        _into(exported, target, found={node.path: node for node in target.scan()} if partial.exists() else None)
+        _into(exported, target, found={node.path: node for node in target.scan()} if hidden.exists() else None)
         target.settle(exported.manifest.entries)
-        os.rename(partial, place)
+        os.rename(hidden, place)
     except Exception as error:
         if not can_resume(error):
             with suppress(StoreError):  # report the first error
@@ -120,7 +131,7 @@ def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None,
     exported.begin()
     if found is None:
         target.begin()
-    with Transfer(exported.progress) as transfer:
+    with exported.reading(), Transfer(exported.progress) as transfer:
 
         def bring(node: Node) -> None:
             entry = by_path[node.path]
@@ -187,15 +198,16 @@ class Out(Protocol):
 def write_members(out: Out, exported: Exported, transfer: Transfer, entries: Sequence[Entry], prefix: str) -> None:
     """Write entries as members of an archive, and the end of the archive. prefix: '' or ends with '/'."""
     contents = exported.contents(transfer, entries)
-    for entry in entries:
-        out.write(member(entry, prefix))
-        if entry.kind == "file":
-            _, chunks = next(contents)
-            for chunk in chunks:
-                out.write(chunk)
-            out.write(bytes(-entry.size % tarfile.BLOCKSIZE))
-    for _ in contents:
-        raise AssertionError("every file was written")
+    with exported.reading():
+        for entry in entries:
+            out.write(member(entry, prefix))
+            if entry.kind == "file":
+                _, chunks = next(contents)
+                for chunk in chunks:
+                    out.write(chunk)
+                out.write(bytes(-entry.size % tarfile.BLOCKSIZE))
+        for _ in contents:
+            raise AssertionError("every file was written")
     out.write(bytes(2 * tarfile.BLOCKSIZE))
 
 

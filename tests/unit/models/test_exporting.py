@@ -18,11 +18,11 @@ import pytest
 from datastore.errors import AlreadyExists, NotFound
 from datastore.models.archives import open_layout, open_tar
 from datastore.models.directory import DirectoryTree
-from datastore.models.errors import ModelError, SourceInvalid, VersionDamaged
+from datastore.models.errors import ModelError, ModelNotFound, SourceInvalid, VersionDamaged
 from datastore.models.exporting import export_directory, export_tar, export_tree
 from datastore.models.manifest import Entry
 from datastore.models.ocilayout import DIGEST_LABEL, INDEX, MANIFEST, Layout, cut, export_layout
-from datastore.models.progress import Progress, Stopped
+from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import save
 from datastore.models.verifying import compared, verify
@@ -170,6 +170,29 @@ class TestDirectory:
         export_directory(models, "digits", 1, place, Progress())
         assert tree_of(place) == tree_of(source)
         assert list(place.parent.iterdir()) == [place]
+
+    @promise("S-381", "S-384")
+    @pytest.mark.parametrize("form", ["directory", "oci", "tar"])
+    def test_an_export_whose_version_is_deleted_meanwhile_says_so(
+        self, models: Models, tmp_path: Path, form: str
+    ) -> None:
+        """Nothing of it is left, and there is no advice about somebody who writes there."""
+
+        def delete(event: Event) -> None:
+            if event.phase == "reading":
+                models.delete("digits", 1)
+
+        progress = Progress(delete)
+        exports: dict[str, tuple[Callable[..., object], object]] = {
+            "directory": (export_directory, tmp_path / "out"),
+            "oci": (export_layout, tmp_path / "out"),
+            "tar": (export_tar, io.BytesIO()),
+        }
+        export, target = exports[form]
+        with pytest.raises(ModelNotFound, match="digits:1 is no version: it was deleted at"):
+            export(models, "digits", 1, target, progress)
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".out*"))
 
     @promise("S-384")
     def test_an_export_replaces_no_existing_file(self, models: Models, tmp_path: Path) -> None:
