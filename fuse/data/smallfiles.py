@@ -32,6 +32,10 @@ class SmallFileFetcher:
             self._working = True
             self._reader.loop.background(self._work())
 
+    def __contains__(self, key: str) -> bool:
+        """Whether a version of this key is queued or being fetched."""
+        return key in self._waiting or key in self._running
+
     async def awaited(self, key: str) -> bool:
         """Wait until a fetch under way for the key ends, well or not, or fetch the version that is queued for it.
         False when there is neither, or when the fetch of the queued version failed."""
@@ -57,7 +61,7 @@ class SmallFileFetcher:
 
     def _put(self, version: ObjectVersion) -> None:
         """Queue a version, unless one of its key is queued or being fetched."""
-        if version.key not in self._waiting and version.key not in self._running:
+        if version.key not in self:
             self._waiting[version.key] = version
             self.bytes += version.size
 

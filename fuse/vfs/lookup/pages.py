@@ -16,11 +16,10 @@ from ..tree.nodes import Directory
 
 _ABREAST = 8
 """The most known pages that are requested in parallel."""
-_KEYS = 25
-"""How many keys of a page cost as much as a request for one. For each as many of its keys, a lookup may go by before an
-outdated page is requested again ..."""
-_NEXT = 16
-"""... but a lookup counts as this many if the one before was in the same page, too: the process goes by the names."""
+_KEYS = 100
+"""For each as many keys of an outdated page, one name of it may be asked for alone before the page is requested ..."""
+_NEXT = 4
+"""... but it counts as this many if the lookup before was in the same page, too: the process goes by the names."""
 
 
 class Pages:
@@ -112,12 +111,14 @@ def page_of(directory: Directory, name: bytes) -> Span | None:
 
 
 async def look(core: Core, directory: Directory, span: Span, ttl_s: float, *, again: bool) -> None:
-    """Request a page again, because a name of it is looked up, if that was done often enough. again: the last lookup
-    that found its page too old was in this page, too. Errors: StoreError.
+    """Request a page again, because a name of it is looked up, if that was done often within the time to live. again:
+    the last lookup that found its page too old was in this page, too. Errors: StoreError.
     """
-    listing = directory.listing
+    listing, now = directory.listing, core.clock.monotonic()
     if listing is None:
         return
+    if now - span.asked_since > ttl_s:
+        span.asked, span.asked_since = 0, now
     span.asked += _NEXT if again else 1
     if span.asked < max(2, len(listing.entries) // len(listing.spans) // _KEYS):
         return
@@ -132,4 +133,3 @@ async def look(core: Core, directory: Directory, span: Span, ttl_s: float, *, ag
             span.digest = b""
         elif directory.listing is listing and directory.listed_as == seen:
             span.confirmed(started)
-            span.asked = 0

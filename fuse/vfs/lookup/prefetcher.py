@@ -84,8 +84,7 @@ class _Run:
             return range(0)
         self.behind = self.behind + 1 if at < self.last else 0
         if self.last - _BEHIND <= at <= self.last + _JITTER and self.behind < _STALLED:
-            # Most steps of a process in random order are far behind the furthest one.
-            self.streak = self.streak + 1 if at >= self.last - _JITTER else max(0, self.streak - 1)
+            self.streak += 1
             self.last = max(self.last, at)
         else:
             self.streak, self.behind, self.last, self.horizon = 0, 0, at, at
@@ -191,21 +190,22 @@ class Prefetcher:
             await self._files.brought(node.version())
 
     def opens_next(self, directory: Directory, name: bytes) -> Listed | None:
-        """Return the entry of a listed file that is looked up, and will probably be opened next though no run leads to
-        it; else None.
-        """
-        run, listing = self._opens.get(directory.ino), directory.listing
+        """Return the entry of a listed file that is looked up, and will probably be opened next; else None."""
+        listing = directory.listing
         listed = listing.entries.get(name) if listing is not None and self._core.settings.full_attributes else None
-        if listed is None or listed.kind != stat.S_IFREG or not one_key(name) or (run and run.streak >= _STREAK):
+        if listed is None or listed.kind != stat.S_IFREG or not one_key(name):
             return None
         return listed if self._opens_soon(directory, name) else None
 
     def unread(self, directory: Directory, listed: Listed) -> ObjectVersion | None:
-        """Return the version of a listed file that a reader would take by one GET; None: by more, or it is held."""
+        """Return the version of a listed file that a reader would take by one GET. None: by more, or it is held or on
+        its way.
+        """
         version = ObjectVersion(directory.key + listed.tail, listed.etag, listed.size)
         if self._may_change(listed.mtime_ns) or not self._is_small(listed.kind, version):
             return None
-        return version if self._core.reader.held(version, 0, 1) is None else None
+        coming = version.key in self._files or self._core.reader.held(version, 0, 1) is not None
+        return None if coming else version
 
     def _opens_soon(self, directory: Directory, name: bytes) -> bool:
         """Note that a file is looked up; return whether it will probably be opened next."""

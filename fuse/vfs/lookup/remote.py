@@ -248,6 +248,8 @@ class Remote:
         """
         if not node.key:
             return True  # the root of a whole bucket has no object: a HEAD of the key '' would ask for the bucket
+        if isinstance(node, Directory) and await self._has_no_marker_still(node):
+            return True
         for _ in range(AGAIN_MAX):
             was, learn = node.asked_as, self._core.known.asking()
             answer: ObjectInfo | StoreError
@@ -259,6 +261,19 @@ class Remote:
             if lives is not None:
                 return lives and not (node.gone and node.parent is not None and node.tail in node.parent.stand_ins)
         return not node.gone
+
+    async def _has_no_marker_still(self, node: Directory) -> bool:
+        """Confirm by one request a directory that exists because there are objects below, if it is known as one. Its
+        marker would be the first key of a listing. False: a HEAD has to tell.
+        """
+        if node.marker or not node.attrs_valid or node.stood_in() or node.parent is None or self.shown_at(node):
+            return False
+        was, started = node.asked_as, self._core.clock.monotonic()
+        page = await self._core.store.list_page(node.key, max_keys=1)
+        if not page.objects or page.objects[0].key == node.key or node.asked_as != was:
+            return False
+        facts.without_marker(self._core, node, started)
+        return True
 
     async def head_many(self, nodes: list[Node]) -> None:
         """Do the same as head() for up to 1,000 nodes, in parallel; but if several are given, one that is renamed or

@@ -52,7 +52,7 @@ class Stamp:
 class Span(Stamp):
     """One page of a listing: the range of tails that it covers, and when the store last showed it."""
 
-    __slots__ = ("after", "asked", "asking", "digest", "end", "upto")
+    __slots__ = ("after", "asked", "asked_since", "asking", "digest", "end", "upto")
 
     def __init__(self, after: str, upto: str, digest: bytes, at: float) -> None:
         super().__init__(at)
@@ -63,8 +63,8 @@ class Span(Stamp):
         self.end = key_bytes(upto)
         self.digest = digest
         """The page's digest, to ask the store whether it is unchanged; b"": unknown, or this mount changed a name."""
-        self.asked = 0
-        """How much was looked up in the page since it is too old (see lookup/pages.py)."""
+        self.asked, self.asked_since = 0, 0.0
+        """How much was looked up in the outdated page, and since when it is counted (see lookup/pages.py)."""
         self.asking = Lock()
         """Held while the page is requested by itself, so that it is requested once."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 import pytest
 
@@ -64,6 +65,24 @@ def test_a_directory_without_a_marker_is_not_looked_into_twice(world: World, one
     for folder in "abcd":
         one.local.stat(folder)
     assert one.calls("head") == heads
+
+
+@promise("S-03", "S-28")
+def test_a_known_directory_without_a_marker_costs_one_request(world: World, one: Client) -> None:
+    """That shows that something is below, and no marker; a marker that another client makes is seen."""
+    world.put("d/f")
+    world.later(10)
+    one.local.stat("d")
+    world.later()
+    heads, pages = one.calls("head"), one.calls("list_page")
+    one.local.stat("d")
+    assert (one.calls("head") - heads, one.calls("list_page") - pages) == (0, 1)
+    world.put("d/", mode=str(stat.S_IFDIR | 0o750))
+    world.later()
+    assert one.local.stat("d").mode & 0o777 == 0o750
+    world.tool.delete_many(["d/", "d/f"])
+    world.later()
+    assert not one.local.exists("d")
 
 
 @promise("S-12")

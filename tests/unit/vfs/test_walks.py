@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datastore.fuse.loop import pause
-from datastore.fuse.store.base import ETag, ListedObject, ListPage, ObjectInfo
+from datastore.fuse.store.base import ETag, ListedObject, ListPage
 from datastore.fuse.vfs.lookup.remote import FAR_S, Remote
 from datastore.fuse.vfs.lookup.walks import split
 from datastore.fuse.vfs.tree.walk import Walk
@@ -267,11 +267,11 @@ def test_who_looks_a_directory_up_at_the_same_time_asks_once(world: World, one: 
     filled(world)
     node = one.folder("top")
     world.later()
-    before = one.calls("head")
+    before = one.calls("head", "list_page")
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda _: resolve(one.fs.resolver.find(one.fs.core.nodes.root, b"top")), range(16)))
     assert found == [node] * 16
-    assert one.calls("head") - before == 1
+    assert one.calls("head", "list_page") - before == 1
 
 
 @promise("S-105", "S-28")
@@ -321,23 +321,23 @@ def test_all_names_of_a_known_path_are_asked_about_at_once(
     world.later(100)
     assert one.local.stat(f"{DEEP}/f").size == 1
     one.quiet()
-    original, now, most = one.store.head, 0, 0
+    original, now, most = one.store.list_page, 0, 0
 
-    async def counted(key: str) -> ObjectInfo:
+    async def counted(prefix: str, **options: Any) -> ListPage:
         nonlocal now, most
         now += 1
         most = max(most, now)
         await pause(0.1)
         now -= 1
-        return await original(key)
+        return await original(prefix, **options)
 
-    monkeypatch.setattr(one.store, "head", counted)
+    monkeypatch.setattr(one.store, "list_page", counted)
     for _ in range(2):
         world.later()
-        most, before = 0, one.calls("head")
+        most, before = 0, one.calls("head", "list_page")
         assert one.local.stat(f"{DEEP}/f").size == 1
         assert most > LEVELS // 2
-        assert one.calls("head") - before <= LEVELS + 1, "each is asked about once"
+        assert one.calls("head", "list_page") - before <= LEVELS + 2, "each is asked about once, and the last is listed"
 
 
 @promise("S-154", "S-28")
