@@ -22,6 +22,10 @@ SOCKET = "control.sock"
 MOUNT_FILE = "mount.json"
 """The file in which the supervisor of a mount describes the mount to other processes."""
 MOUNT_FILE_BYTES = 1 << 20
+PROGRAM_FILE = "program.pid"
+"""The file with the pid of the command that `datastore run` has started, for which a mount stays if run is killed."""
+PROGRAM_END_S = 45.0
+"""How long that command may then take to end."""
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 10.0
 """Longer than the server's own deadline for a status, so that the server can report that it missed its own."""

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ from datastore.cli.mountarguments import (
     complete_datastores,
     mount_options,
 )
+from datastore.controlclient import PROGRAM_FILE
 from datastore.errors import DatastoreError
 from datastore.mounting import lifecycle, mounttable, unmounting, unsent
 from datastore.mounting.directory import real_path
@@ -88,7 +90,7 @@ def run_command(
                 record = lifecycle.mount(manifest, datastore, mountpoint, options, watch, ends_with_us=True)
                 records.append(record)
             watch.check()
-            code = run_to_the_end(command, watch)
+            code = run_to_the_end(command, watch, records=records)
         except BaseException:
             unmount_all(records, watch)
             raise
@@ -108,9 +110,11 @@ def run_to_the_end(
     watch: SignalWatch,
     variables: Mapping[str, str] | None = None,
     begun: str = "",
+    records: Sequence[MountRecord] = (),
 ) -> int:
     """Run a command and pass signals on; return its exit code, 128 + N after signal N. The command gets SIGTERM if this
-    process is killed. variables: extra environment. begun: what the user is told once the command has started."""
+    process is killed. variables: extra environment. begun: what the user is told once the command has started. records:
+    mounts that end with us, and stay for the command's end if this process is killed."""
     environment = {**os.environ, **(variables or {})}
     try:
         process = subprocess.Popen(command, env=environment, preexec_fn=ourprocess.end_with_parent)
@@ -121,6 +125,9 @@ def run_to_the_end(
     except OSError as error:
         fail(f"{command[0]}: can't be executed: {error.strerror}")
         return ExitCode.NOT_EXECUTABLE
+    for record in records:
+        with suppress(OSError):  # a full disk
+            (record.state_dir / PROGRAM_FILE).write_text(str(process.pid))
     if begun:
         note(begun)
     while (code := process.poll()) is None:

@@ -127,7 +127,7 @@ def _run(
                 begun = (
                     f"the server of {model}:{number} ({manifest.digest}) has started, for port {port}; Ctrl-C ends it"
                 )
-                code = run_to_the_end(server.command, watch, variables, begun)
+                code = run_to_the_end(server.command, watch, variables, begun, [record])
             finally:
                 ended = unmount_all([record], watch)
     finally:

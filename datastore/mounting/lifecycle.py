@@ -19,7 +19,7 @@ from datastore import mountinfo, ourprocess
 from datastore.api.datastore import Datastore
 from datastore.api.manifest import Manifest
 from datastore.api.resolve import Directories, MountOptions, mount_spec, state_name
-from datastore.controlclient import MOUNT_FILE
+from datastore.controlclient import MOUNT_FILE, PROGRAM_END_S, PROGRAM_FILE
 from datastore.errors import DatastoreError, InvalidManifest, MountFailed, error_named
 from datastore.mounting import directory, kernelnfs, mounttable, unsent
 from datastore.mounting.mountserver import start
@@ -33,6 +33,12 @@ ENDING_TIMEOUT_S = 10.0
 ENDED_MAX = 100
 """How many mounts that ended keep their state directory: a later mount at the same place then asks the store less."""
 _POLL_S = 0.02
+_DETACH = f"""
+read -r _
+tries={PROGRAM_END_S * 10:.0f}
+while [ -e "/proc/$(cat "$1")/exe" ] && [ $tries -gt 0 ]; do sleep 0.1; tries=$((tries - 1)); done
+umount -c -i -l -- "$0" && rm -f -- "$@"
+"""
 
 
 def mount(
@@ -141,12 +147,12 @@ def _mount_in_kernel(
 
 
 def _ending_with_us(record: MountRecord) -> MountRecord:
-    """Have a shell detach a mount of the kernel when this process dies: then the pipe on which the shell waits ends."""
+    """Have a shell detach a mount of the kernel when this process dies: then the pipe on which the shell waits ends. It
+    first waits for our command."""
     reading, _writing = os.pipe()  # nothing closes its other end before we die
-    script = 'read -r _; umount -c -i -l -- "$0" && rm -f -- "$@"'
-    files = [str(record.state_dir / name) for name in (MOUNT_FILE, COMMAND_FILE)]
+    files = [str(record.state_dir / name) for name in (PROGRAM_FILE, MOUNT_FILE, COMMAND_FILE)]
     shell = subprocess.Popen(
-        ["sh", "-c", script, record.mountpoint, *files],
+        ["sh", "-c", _DETACH, record.mountpoint, *files],
         stdin=reading,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -22,7 +22,7 @@ from typing import Any
 
 from datastore import beneath, frames, logs
 from datastore.api.mountspec import MountSpec, from_json
-from datastore.controlclient import MOUNT_FILE, SOCKET
+from datastore.controlclient import MOUNT_FILE, PROGRAM_END_S, PROGRAM_FILE, SOCKET
 from datastore.errors import DatastoreError, MountFailed, error_named
 from datastore.frames import PeerGone
 from datastore.logs import fields
@@ -90,6 +90,8 @@ class Supervisor:
         self.ending = False
         self.parent_pid = 0
         """The process with whose death the mount ends, unless it had detached the mount; 0 when there is none."""
+        self._program_fd, self._end_by = -1, 0.0
+        """The command of that process, after its death, and how long the mount waits for the command's end."""
 
     def _process(self) -> ServerProcess:
         """Start a server; on a cluster's node, where this supervisor has a guard, with fewer rights than its own."""
@@ -223,7 +225,7 @@ class Supervisor:
             if now - checked > LOG_CHECK_S:
                 checked = now
                 logs.trim(self.log_path)
-            if self.ending:
+            if self.ending or self._program_ended(now):
                 return self._end()
             self._take_news()
             if self.upgrading:
@@ -338,8 +340,23 @@ class Supervisor:
         """Wait until a signal comes or the time is over, and note what the signal asks for."""
         taken = signal.sigtimedwait(ENDING | {signal.SIGCHLD, UPGRADE}, timeout_s)
         if taken is not None:
-            self.ending |= taken.si_signo in ENDING and not self._is_detached_by(taken.si_pid)
+            if taken.si_signo in ENDING and not self._is_detached_by(taken.si_pid):
+                orphaned = taken.si_pid == self.parent_pid != 0
+                self.ending |= not (orphaned and self._waits_for_program())
             self.upgrading |= taken.si_signo == UPGRADE
+
+    def _waits_for_program(self) -> bool:
+        """Return whether our parent, which has ended, leaves a command; that may still save what it has (S-192)."""
+        try:
+            self._program_fd = os.pidfd_open(int((self.state_dir / PROGRAM_FILE).read_text()))
+        except (OSError, ValueError):
+            return False
+        self._end_by = time.monotonic() + PROGRAM_END_S
+        return True
+
+    def _program_ended(self, now: float) -> bool:
+        """Return whether a command was waited for, and has ended or takes too long."""
+        return self._program_fd >= 0 and (now > self._end_by or bool(select.select([self._program_fd], [], [], 0)[0]))
 
     def _is_detached_by(self, sender: int) -> bool:
         """Return whether a signal only says that our parent has ended, after it had detached the mount from its users:

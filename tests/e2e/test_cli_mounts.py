@@ -212,9 +212,15 @@ def test_run_passes_on_the_exit_code_and_uploads(place: Place) -> None:
 
 
 @promise("S-192")
-def test_what_a_killed_run_started_ends(place: Place) -> None:
-    """The command, which can still save, and the mount, which uploads that."""
-    body = f"cd {place.directory}; trap 'echo saved > late; exit' TERM; echo $$ > started; while :; do sleep 0.1; done"
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_killed_run_started_ends(place: Place, inside: bool) -> None:
+    """The command, which can still save, and the mount, which uploads that. Not inside: for a while before it saves, it
+    uses nothing of the mount."""
+    directory = "." if inside else place.directory
+    late = f"trap 'sleep 3; echo saved > {directory}/late; exit' TERM"
+    body = (
+        f"{late}; cd {place.directory if inside else '/'}; echo $$ > {directory}/started; while :; do sleep 0.1; done"
+    )
     process = place.start("run", "-f", place.manifest, "--mount", f"data={place.directory}", "--", "sh", "-c", body)
     eventually(lambda: content(place.directory / "started").strip())
     pid = int(content(place.directory / "started"))

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from datastore import mountinfo
 from tests.mount.conftest import Breaking, Mounter
 from tests.mount.mounts import Mount, runs, user
 from tests.patience import eventually
@@ -204,3 +206,23 @@ def test_ctrl_c_of_a_mount_in_the_foreground_detaches_it_from_its_users(mount_wi
                 writer.stdin.close()
                 assert writer.wait(60) == 0
             assert mount.objects.get("file") == b"precious bytes"
+
+
+@promise("S-192")
+def test_a_mount_of_the_kernel_stays_for_the_command_of_a_killed_run(tmp_path: Path) -> None:
+    """What the command saves then is in the Datastore, not in the directory below the mount."""
+    kept, place, manifest = tmp_path / "kept", tmp_path / "place", tmp_path / "datastore.yaml"
+    kept.mkdir()
+    manifest.write_text(
+        "{apiVersion: datastore.dev/v1alpha1, kind: Datastore, metadata: {name: kept}, "
+        f"spec: {{local: {{path: {kept}}}}}}}"
+    )
+    body = f"trap 'sleep 2; echo saved > {place}/late; exit' TERM; touch {place}/started; while :; do sleep 0.1; done"
+    run = [COMMAND, "run", "-f", str(manifest), "--mount", f"kept={place}", "--", "sh", "-c", body]
+    with subprocess.Popen(run, cwd="/", env=Client(tmp_path).environment) as process:
+        eventually((kept / "started").exists, "the command runs")
+        process.kill()
+    # os.path.ismount does not see a bind mount of the same disk.
+    eventually(lambda: mountinfo.read().at(str(place)) is None, "the mount has ended")
+    assert (kept / "late").read_text() == "saved\n"
+    assert list(place.iterdir()) == []
