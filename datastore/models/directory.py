@@ -458,10 +458,12 @@ class DirectoryTree:
         except (OSError, RuntimeError):
             real = None
         if real is None or not real.is_relative_to(self._within) or not real.is_file():
+            where, way = f" of {self._within}", "; `model save --follow-links` does so for a directory of this machine"
+            if self._within == Path("/"):  # links are followed already
+                where, way = "", ""
             raise SourceInvalid(
-                f"{link}: is a symbolic link to {target}, which is no file of {self._within}; a version must hold all "
-                "that it needs, so remove the link, or put the file there; `model save --follow-links` does so with "
-                "links in a directory of this machine"
+                f"{link}: is a symbolic link to {target}, which is no file{where}; a version must hold all that it "
+                f"needs, so remove the link, or put the file there{way}"
             )
         found = real.stat()
         mode = stat.S_IMODE(found.st_mode)
