@@ -87,25 +87,6 @@ def test_tensorflow_whose_parameter_server_is_killed(laptop: Laptop) -> None:
     assert accuracy(log) > ACCURATE
 
 
-@promise("S-324")
-def test_a_tensorflow_program_that_asks_for_no_restart_gets_one_with_restart_all(laptop: Laptop) -> None:
-    """It fails with exit code 1 when its parameter server is killed."""
-    file = laptop.example("tensorflow")
-    file.write_text(file.read_text().replace("  framework: tensorflow\n", "  framework: tensorflow\n  restart: all\n"))
-    example = laptop.directory / "train.py"
-    assert "sys.exit(START_AGAIN)" in example.read_text()
-    example.write_text(example.read_text().replace("sys.exit(START_AGAIN)", "raise"))
-    assert laptop.run("job", "submit", "-f", file, "--local", PAUSE_S="3").returncode == 0
-    eventually(lambda: "step 100 loss" in laptop.logs("digits-ps", "master"), patience_s=PATIENCE_S)
-    kill_replica("digits-ps", "ps-0")
-    found = laptop.until("digits-ps", "Succeeded", "Failed")
-    log = laptop.logs("digits-ps", "master")
-    assert found["status"]["phase"] == "Succeeded", log
-    assert found["status"]["restarts"] == 1
-    assert int([line for line in log.splitlines() if "begins at step" in line][-1].rpartition(" ")[2]) >= 100
-    assert accuracy(log) > ACCURATE
-
-
 @promise("S-343", "S-324")
 def test_tensorflow_mirrored_whose_worker_is_killed(laptop: Laptop) -> None:
     """Chief and worker in step; after a kill -9 both go on from the last checkpoint, and finish."""
