@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from datastore.fuse.loop import running
 from datastore.fuse.store.base import ObjectStore
 from tests.driving import beside
 from tests.memorystore import HookedStore
@@ -29,6 +30,16 @@ Plan = Callable[[int, str], Fault | None]
 lane (a thread of the loop's pool) calls it."""
 
 
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A Plan that does not block, which the loop can follow without a lane: that takes a third of the time."""
+
+    plan: Plan
+
+    def __call__(self, index: int, method: str) -> Fault | None:
+        return self.plan(index, method)
+
+
 def no_faults(index: int, method: str) -> Fault | None:
     """The plan of a healthy store. How many calls it gets is how many a sweep has to fail."""
     return None
@@ -40,7 +51,7 @@ def nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     def plan(index: int, method: str) -> Fault | None:
         return Fault(error, after) if index == n else None
 
-    return plan
+    return AtOnce(plan)
 
 
 def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
@@ -49,7 +60,7 @@ def from_nth(n: int, error: BaseException, *, after: bool = False) -> Plan:
     def plan(index: int, method: str) -> Fault | None:
         return Fault(error, after) if index >= n else None
 
-    return plan
+    return AtOnce(plan)
 
 
 class FaultyStore(HookedStore):
@@ -65,7 +76,12 @@ class FaultyStore(HookedStore):
         with self._lock:
             index = len(self.calls)
             self.calls.append(method)
-        fault = await beside(partial(self.plan, index, method))
+        plan, loop = self.plan, running()
+        if loop is not None and (plan is no_faults or isinstance(plan, AtOnce)):
+            await loop.pause()  # other tasks run meanwhile, as they do when a server is asked
+            fault = plan(index, method)
+        else:
+            fault = await beside(partial(plan, index, method))
         if fault is None:
             return await call()
         if fault.alter is not None:

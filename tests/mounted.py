@@ -23,7 +23,7 @@ from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from datastore.fuse.vfs.tree.nodes import Directory, Node
 from tests.clock import ManualClock
 from tests.driving import beside, resolve, the_loop
-from tests.faulty import Fault, FaultyStore, Plan, no_faults
+from tests.faulty import AtOnce, Fault, FaultyStore, Plan, no_faults
 from tests.killing import kill, quiet
 from tests.localfs import File, LocalFs
 from tests.memorystore import MemoryBucket, MemoryStore, tried_once
@@ -54,7 +54,7 @@ def dies_at(n: int) -> Plan:
         if index >= n:
             raise Died
 
-    return plan
+    return AtOnce(plan)
 
 
 def spec_at(directory: Path, source: S3Location = BUCKET, **more: Any) -> MountSpec:

@@ -19,7 +19,7 @@ from datastore.fuse.vfs.filesystem import DatastoreFilesystem
 from tests.driving import resolve
 from tests.fault.scenarios import Scenario
 from tests.fault.worlds import FaultWorld, fault_world
-from tests.faulty import Fault
+from tests.faulty import AtOnce, Fault
 from tests.killing import HELD_S, quiet
 from tests.mounted import Died
 
@@ -65,7 +65,7 @@ class Mortal:
     def dies_at(self, world: FaultWorld, n: int | None, *, after: bool = False) -> None:
         """Let the process die before its n-th step from now; after: once that store call took effect. n None: never."""
         self.steps, self._last, self._after = [], n, after
-        world.faulty.plan = self._plan
+        world.faulty.plan = AtOnce(self._plan)
 
     def steps_of(self, scenario: Scenario, directory: Path) -> list[str]:
         """Return the steps that a scenario has in a process that survives."""

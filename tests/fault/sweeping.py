@@ -25,7 +25,7 @@ from datastore.fuse.vfs.upload import copies
 from tests.driving import resolve
 from tests.fault.scenarios import BEHIND, PART, REFUSING, Scenario
 from tests.fault.worlds import MIN_PART, SILLY_COPY, FaultWorld, fault_world
-from tests.faulty import Fault, Plan, from_nth, nth
+from tests.faulty import AtOnce, Fault, Plan, from_nth, nth
 from tests.model.reference import LINK
 from tests.model.world import outcome
 
@@ -135,7 +135,7 @@ def plan_of(fault: Fault, n: int, *, lasting: bool) -> Plan:
             return None
         return fault if index == n or (lasting and index > n) else None
 
-    return plan
+    return AtOnce(plan)
 
 
 class Tried:

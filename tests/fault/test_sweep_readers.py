@@ -100,16 +100,9 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(readahead, f"{name}_BYTES", size)
 
 
-def cold(world: FaultWorld) -> None:
-    """Nothing is known."""
-    world.release()
-    world.build()
-
-
 def calls_of(look: Look, directory: Path) -> tuple[list[str], Any]:
     """The store calls of a healthy look, and what it gives."""
     with fault_world(directory, look.objects) as world:
-        cold(world)
         first = len(world.faulty.calls)
         seen = look.give(world.local)
         return world.faulty.calls[first:], seen
@@ -131,7 +124,6 @@ def test_what_is_seen_is_right_or_an_error(look: Look, kind: str, tmp_path: Path
                 continue
             where = f"call {n} ({method}) {kind}, {'for good' if lasting else 'once'}"
             with fault_world(tmp_path / f"{n}-{lasting}", look.objects) as world:
-                cold(world)
                 first = len(world.faulty.calls) + n
                 world.faulty.plan = plan_of(FAULTS[kind], first, lasting=lasting)
                 _look_at(look, world, right, where)
