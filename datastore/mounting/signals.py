@@ -45,11 +45,11 @@ class SignalWatch:
         self._last: dict[int, float] = {}
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """Note a signal, unless it repeats the last one of its number; this is the handler."""
+        """Note a signal, unless it repeats one of its number that was noted; this is the handler."""
         now = time.monotonic()
         if now - self._last.get(signum, -REPEAT_S) >= REPEAT_S:
             self._came.append(signum)
-        self._last[signum] = now
+            self._last[signum] = now  # of a Ctrl-C that comes again and again, the next one counts
 
     @property
     def pending(self) -> bool:

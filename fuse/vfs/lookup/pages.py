@@ -17,9 +17,9 @@ from ..tree.nodes import Directory
 _ABREAST = 8
 """The most known pages that are requested in parallel."""
 _KEYS = 100
-"""For each as many keys of an outdated page, one name of it may be asked for alone before the page is requested ..."""
+"""One name may be asked for alone for so many keys of its page; then the whole page is requested."""
 _NEXT = 4
-"""... but it counts as this many if the lookup before was in the same page, too: the process goes by the names."""
+"""A lookup counts as this many if the one before was in the same page, too: the process visits the names in order."""
 
 
 class Pages:

@@ -266,7 +266,9 @@ class Remote:
         """Confirm by one request a directory that exists because there are objects below, if it is known as one. Its
         marker would be the first key of a listing. False: a HEAD has to tell.
         """
-        if node.marker or not node.attrs_valid or node.stood_in() or node.parent is None or self.shown_at(node):
+        if node.marker or not node.attrs_valid or node.stood_in() or node.parent is None:
+            return False
+        if self.shown_at(node) is not None:  # then a HEAD alone tells all, and costs less
             return False
         was, started = node.asked_as, self._core.clock.monotonic()
         page = await self._core.store.list_page(node.key, max_keys=1)

@@ -306,11 +306,13 @@ class Resolver:
         return parent.children.get(name)
 
     async def _ask(self, parent: Directory, name: bytes, *, now: bool) -> _Found:
-        told, read = None if now else self._remote.believed(parent, name), None
-        if told is None and not now:
-            opens = self._prefetcher.opens_next(parent, name)
-            read = self._prefetcher.unread(parent, opens) if opens is not None else None
-            if read is None:
+        told, read = None, None
+        if not now:
+            told = self._remote.believed(parent, name)
+            opens = self._prefetcher.opens_next(parent, name) if told is None else None
+            if opens is not None:
+                read = self._prefetcher.unread(parent, opens)
+            if told is None and read is None:
                 told = await self._told_anew(parent, name, whole=opens is None and not parent.large)
         if told is not None:
             listing, told_at = told

@@ -204,9 +204,10 @@ def test_a_signal_that_is_sent_twice_at_once_is_one_request() -> None:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
         assert [watch.take() for _ in range(3)] == [signal.SIGTERM, signal.SIGINT, None]
-        time.sleep(signals.REPEAT_S)
-        signal.raise_signal(signal.SIGTERM)
-        assert watch.take() == signal.SIGTERM
+        for counts in (False, True):  # an impatient user's second and third
+            time.sleep(0.6 * signals.REPEAT_S)
+            signal.raise_signal(signal.SIGTERM)
+            assert (watch.take() == signal.SIGTERM) == counts
 
 
 def test_signal_handlers_are_restored() -> None:
