@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+from datastore.linuxfds import memfd
+
 _MAX_SAID_BYTES = 64 << 10
 _begun: list[Launched] = []
 
@@ -66,9 +68,8 @@ def _start(*arguments: str) -> Launched:
 
 
 def _nameless_file() -> IO[bytes]:
-    in_memory = getattr(os, "memfd_create", None)  # Linux
-    if in_memory is not None:
-        return os.fdopen(in_memory("errors"), "w+b")
+    if os.uname().sysname == "Linux":
+        return os.fdopen(memfd("errors"), "w+b")
     import tempfile  # imported here: it takes 5 ms, and is not needed on Linux
 
     return tempfile.TemporaryFile()

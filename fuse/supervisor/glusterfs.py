@@ -33,6 +33,7 @@ from datastore.errors import (
     Unreachable,
     Unsupported,
 )
+from datastore.linuxfds import memfd
 from datastore.logs import fields
 from datastore.ourprocess import Backoff
 
@@ -96,7 +97,7 @@ class GlusterSupervisor(Supervisor):
 
     def _make(self) -> None:
         # The guard expects descriptors, and gets these, which mean nothing: no later client can take over a mount.
-        self.device_fd = self.opens_fd = os.memfd_create("none")
+        self.device_fd = self.opens_fd = memfd("none")
         self.negotiated = {}
         self._begin()
         self.mounted = True

@@ -25,6 +25,7 @@ from datastore.api.mountspec import MountSpec, from_json
 from datastore.controlclient import MOUNT_FILE, PROGRAM_END_S, PROGRAM_FILE, SOCKET
 from datastore.errors import DatastoreError, MountFailed, error_named
 from datastore.frames import PeerGone
+from datastore.linuxfds import memfd, pidfd
 from datastore.logs import fields
 
 from ..kernel import abi, device
@@ -121,7 +122,7 @@ class Supervisor:
     def _make(self) -> None:
         """Make the mount with a server that serves it."""
         if self.spec.transport == "kernel":
-            self.opens_fd = os.memfd_create("opens")
+            self.opens_fd = memfd("opens")
             os.ftruncate(self.opens_fd, TABLE_BYTES)
         self._serve()
         if self.file_trouble:
@@ -348,7 +349,7 @@ class Supervisor:
     def _waits_for_program(self) -> bool:
         """Return whether our parent, which has ended, leaves a command; that may still save what it has (S-192)."""
         try:
-            self._program_fd = os.pidfd_open(int((self.state_dir / PROGRAM_FILE).read_text()))
+            self._program_fd = pidfd(int((self.state_dir / PROGRAM_FILE).read_text()))
         except (OSError, ValueError):
             return False
         self._end_by = time.monotonic() + PROGRAM_END_S

@@ -14,6 +14,8 @@ import signal
 import socket
 import sys
 
+from datastore.linuxfds import pidfd
+
 CLONE_NEWNET = 0x40000000
 CHUNK_BYTES = 256 * 1024
 CONNECT_TIMEOUT_S = 60.0
@@ -56,7 +58,7 @@ async def serve(listener: socket.socket, target: tuple[str, int], init_pid: int)
     """Carry connections until the process `init_pid` ends or SIGTERM comes."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    watched = os.pidfd_open(init_pid)
+    watched = pidfd(init_pid)
     loop.add_reader(watched, ended.set)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
 

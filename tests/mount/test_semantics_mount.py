@@ -91,6 +91,32 @@ def test_what_is_wrong_is_named_and_nothing_is_mounted(machine: Mount, addresses
     assert not machine.path.exists(), "a directory that was made for the mount goes with it"
 
 
+FOR_AN_OLDER_LINUX = """
+import os, signal
+for name in ("memfd_create", "pidfd_open", "copy_file_range", "getrandom", "pidfd_send_signal"):
+    for module in (os, signal):
+        if hasattr(module, name):
+            delattr(module, name)
+"""
+
+
+@promise("S-423")
+@pytest.mark.parametrize("way", ["versitygw-kernel"], indirect=True, scope="module")
+def test_a_python_that_was_compiled_for_an_older_linux(
+    machine: Mount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of uv and conda lack these functions, although the kernel has the system calls."""
+    (tmp_path / "sitecustomize.py").write_text(FOR_AN_OLDER_LINUX)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    machine.mount()
+    (machine.path / "file").write_text("content")
+    with (machine.path / "file").open() as opened:
+        machine.kill_server()
+        assert opened.read() == "content"
+    assert machine.umount().returncode == 0
+    assert machine.objects.get("file") == b"content"
+
+
 @promise("S-40")
 @pytest.mark.parametrize("said", ["in the manifest", "by option"])
 def test_a_read_only_datastore(machine: Mount, said: str) -> None:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from datastore.linuxfds import memfd
+
 FILES, DIRECTORIES = 60, 6
 """How many files and directories one worker has."""
 SMALL, LARGE = 128 << 10, 9 << 20
@@ -297,7 +299,7 @@ class Worker(threading.Thread):
 def _copied(mapped: mmap.mmap) -> bytes:
     """Return the bytes of a memory map. The kernel copies them, as a page fault in Python would stop all its threads,
     even the one that has to start the store again for which the fault waits."""
-    fd = os.memfd_create("copy")
+    fd = memfd("copy")
     try:
         done = 0
         while done < len(mapped):

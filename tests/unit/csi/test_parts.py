@@ -36,6 +36,7 @@ from datastore.csi.status import CODES, code_of
 from datastore.csi.textformat import Family, rendered
 from datastore.csi.unixserver import UnixServer
 from datastore.fuse.control import first_of
+from datastore.linuxfds import memfd
 from datastore.listening import UnixListener
 from datastore.secret import Secret
 from tests.patience import PATIENCE_S, eventually
@@ -80,7 +81,7 @@ def handle(volume_id: str = "v") -> MountHandle:
         ephemeral=False,
         negotiated={"minor": 45},
         device_fd=os.open(os.devnull, os.O_RDWR),
-        opens_fd=os.memfd_create("opens"),
+        opens_fd=memfd("opens"),
     )
 
 

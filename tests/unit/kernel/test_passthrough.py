@@ -11,6 +11,7 @@ import pytest
 from datastore.fuse.kernel import abi, passthrough
 from datastore.fuse.kernel.passthrough import TABLE_BYTES, OpenModes
 from datastore.fuse.ops import Fh, OpenReply
+from datastore.linuxfds import memfd
 from tests.promises import promise
 
 LOCAL = OpenReply(Fh(1), passthrough_fd=5)
@@ -44,7 +45,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 @pytest.fixture
 def table_fd() -> Iterator[int]:
-    fd = os.memfd_create("opens")
+    fd = memfd("opens")
     os.ftruncate(fd, TABLE_BYTES)
     yield fd
     os.close(fd)
