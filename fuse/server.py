@@ -61,8 +61,9 @@ ELSEWHERE_S = 2.0
 SWITCH_INTERVAL_S = 0.001
 """How soon the event loop gets the interpreter back from a busy lane; Python's 5 ms would slow a cached answer down."""
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
-LEAVE_S = 5.0
-"""How long requests may take to end when another server takes over; the kernel sends the rest again, to that server."""
+LEAVE_S, LAST_LEAVE_S = 5.0, 60.0
+"""How long requests may take to end when another server takes over. The kernel sends the rest again, to that server.
+Where it can't (before Linux 6.9), they get the second time, and then the rest fails."""
 METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
 """How often, and how many seconds apart, a server that takes over a mount tries to bind the metrics address."""
 PREPARED_TIMEOUT_S = 2_000_000.0
@@ -187,7 +188,7 @@ class Server:
         self._crashed = False
         self._started = time.monotonic()
 
-    def run(self, device_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
+    def run(self, device_fd: int, own_fd: int, opens_fd: int, negotiated: Negotiated | None) -> int:
         """Serve until the mount is gone or another server takes over; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._events.put("terminate"))
@@ -204,7 +205,9 @@ class Server:
         self.metrics.start(lambda: self._status({}, lambda _: None))
         if self.spec.transport == "kernel":
             fs, ready = self.store.filesystem, self._ready
-            self._session = Session(device_fd, fs, Settings(), negotiated=negotiated, opens_fd=opens_fd, ready=ready)
+            self._session = Session(
+                device_fd, fs, Settings(), negotiated=negotiated, opens_fd=opens_fd, own_fd=own_fd, ready=ready
+            )
             serve: Callable[[], object] = self._session.serve
         else:
             serve = self._libfuse()
@@ -215,7 +218,8 @@ class Server:
             event = self._events.get()
             if event == "leave" and self._session is not None:
                 # Nothing is flushed: data that is not uploaded is in the journal, and the next server uploads it.
-                self._session.leave(LEAVE_S)
+                settled = self._session.negotiated
+                self._session.leave(LEAVE_S if settled and settled.has(abi.HAS_RESEND) else LAST_LEAVE_S)
                 return EXIT_LEFT
             if event == "terminate" and not self._terminate():
                 return EXIT_LEFT
@@ -415,10 +419,10 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
     try:
         frames.send(channel, {"probed": True})
         message, descriptors = frames.receive(channel, DEVICE_TIMEOUT_S)
-        device_fd = descriptors[0] if descriptors else -1
+        device_fd, own_fd = descriptors or (-1, -1)
         settled: dict[str, Any] | None = message.get("negotiated")
         server = Server(spec, store, channel, metrics, control, restarts, unconfined)
-        return server.run(device_fd, opens_fd, Negotiated(**settled) if settled else None)
+        return server.run(device_fd, own_fd, opens_fd, Negotiated(**settled) if settled else None)
     except PeerGone:  # the supervisor could not mount
         return EXIT_FAILED
     except DatastoreError as error:

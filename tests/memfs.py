@@ -18,6 +18,8 @@ from functools import partial
 
 from datastore.api.mountspec import MountSpec
 from datastore.errors import CredentialsInvalid
+from datastore.fuse.kernel import abi
+from datastore.fuse.kernel.negotiate import FEATURES
 from datastore.fuse.loop import Loop
 from datastore.fuse.ops import (
     ROOT_INO,
@@ -347,11 +349,14 @@ class MemMount:
 def build(spec: MountSpec, *, resumed: bool = False) -> MemMount:
     """Build a mount by its labels: wrong=key (the probe fails), broken while=FILE (it fails while FILE exists),
     defect=1 (a RuntimeError), flush=LINE (flush_all reports LINE as unsent), delay=SECONDS (of each read), blocking=all
-    (every call waits in a lane), local=FILE (d/000 is FILE, by passthrough)."""
+    (every call waits in a lane), local=FILE (d/000 is FILE, by passthrough), kernel=old (it has nothing of 6.9)."""
     if spec.labels.get("wrong") == "key" or os.path.exists(spec.labels.get("broken while", "")):
         raise CredentialsInvalid("the key AKIAEXAMPLE is unknown to the server")
     if "defect" in spec.labels:
         raise RuntimeError("a defect in the builder")
+    if "kernel" in spec.labels:
+        for feature in (abi.HAS_RESEND, abi.PASSTHROUGH):
+            FEATURES.pop(feature, None)
     delay_s = float(spec.labels.get("delay", "0"))
     blocking = EVERY_CALL if "blocking" in spec.labels else ["read"] if delay_s else []
     filesystem = MemFs(ttl_s=0.0 if delay_s else 1.0, keep_cache=False, delay_s=delay_s, blocking=blocking)

@@ -130,7 +130,7 @@ class SupervisedMount:
     def replace_server(self) -> None:
         """Have the supervisor replace the running server, without errors, by one with the present specification.
 
-        Programs see a short pause. Where the kernel can't hand over requests (before Linux 6.9), the old server stays.
+        Programs see a short pause (docs/SEMANTICS.md, S-59).
         """
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR2)

@@ -95,7 +95,7 @@ duration is `250ms`, `1s`, `5m`, `1h30m`, or whole seconds.
 
 In a cluster, edits reach pods that run. Those of `capacity`, `metadataTTL`, `conflict`, `writeBack`, `uploadLimit` and
 `cache.size` apply at once, those of `attributes`, `region`, `forcePathStyle` and `caBundle` after a pause of about a
-second (on nodes with Linux 6.9). An edit of `readOnly` applies to pods that start afterwards. A laptop reads the
+second. An edit of `readOnly` applies to pods that start afterwards. A laptop reads the
 manifest when it mounts.
 """,
 )

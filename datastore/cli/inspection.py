@@ -87,10 +87,11 @@ def _why_libnfs() -> str:
 def _processes(record: MountRecord) -> dict[str, Any]:
     if record.in_kernel:
         return {}
-    why_not = "mounted with --transport libfuse" if record.transport == "libfuse" else "Linux before 6.9"
-    if record.location.startswith("glusterfs:"):
-        why_not = "GlusterFS's own client serves it, and can't hand requests over"
-    restart = "possible" if record.upgradable else f"not possible: {why_not}"
+    restart = "possible"
+    if record.transport == "libfuse":
+        restart = "not possible: mounted with --transport libfuse"
+    elif record.location.startswith("glusterfs:"):
+        restart = "not possible: GlusterFS's own client serves it, and can't hand requests over"
     told = {"supervisorPid": record.supervisor_pid, "serverPid": record.server_pid, "restart": restart}
     return {**told, "trouble": record.trouble} if record.trouble else told
 

@@ -19,7 +19,6 @@ STATUS_TIMEOUT_S = 2.0
 _POLL_S = 0.05
 LIBFUSE = "it is mounted with --transport libfuse, which can't hand requests from one mount server to the next"
 GLUSTERFS = "GlusterFS's own client serves it, and can't hand requests from one mount server to the next"
-OLD_KERNEL = "the kernel can't hand requests from one mount server to the next; Linux 6.9 or newer can"
 
 
 def restart_command(target: Target) -> None:
@@ -44,8 +43,6 @@ def _check(record: MountRecord) -> None:
         raise MountFailed(f"{record.mountpoint}: {LIBFUSE}. Unmount and mount again instead")
     if record.location.startswith("glusterfs:"):
         raise MountFailed(f"{record.mountpoint}: {GLUSTERFS}. Unmount and mount again instead")
-    if not record.upgradable:
-        raise MountFailed(f"{record.mountpoint}: {OLD_KERNEL}. Unmount and mount again instead")
 
 
 def _serving(record: MountRecord) -> int:

@@ -40,7 +40,6 @@ class MountRecord:
     server_pid: int = 0
     made: tuple[str, ...] = ()
     transport: str = "kernel"
-    upgradable: bool = False
     """The kernel can hand requests over to another server, so `restart` works."""
     trouble: str = ""
     """Why no server serves the mount now, or ''."""
@@ -86,7 +85,6 @@ def read_record(state_dir: Path) -> MountRecord | None:
         server_pid=_pid(raw.get("serverPid")),
         made=tuple(each for each in made if isinstance(each, str)) if isinstance(made, list) else (),
         transport=str(spec.get("transport", "kernel")),
-        upgradable=raw.get("upgradable") is True,
         trouble=str(raw.get("trouble", "")),
         refused=str(raw.get("refused", "")),
         noted_at=float(raw["started"]) if isinstance(raw.get("started"), int | float) else 0.0,

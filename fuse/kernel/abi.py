@@ -86,7 +86,9 @@ NOTIFY_PRUNE = 9
 UNIQUE_RESEND = 1 << 63
 """Set in `unique` of a request sent a second time; the reply has to carry it too (measured: else the caller hangs)."""
 
-# -- ioctls of /dev/fuse: _IOW(229, 1, fuse_backing_map = 16 bytes), _IOW(229, 2, u32)
+# -- ioctls of /dev/fuse: _IOR(229, 0, u32), _IOW(229, 1, fuse_backing_map = 16 bytes), _IOW(229, 2, u32)
+IOC_CLONE = 0x8004E500
+DEVICE_FD = Struct("<I")
 IOC_BACKING_OPEN = 0x4010E501
 IOC_BACKING_CLOSE = 0x4004E502
 BACKING_MAP = Struct("<iIQ")  # fuse_backing_map: fd flags padding

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -20,6 +21,8 @@ from pathlib import Path
 
 from datastore import mountinfo
 from datastore.errors import MountFailed
+
+from . import abi
 
 DEVICE = "/dev/fuse"
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -100,6 +103,17 @@ def _mount_as_root(place: str, name: str, read_only: bool) -> int:
         hint = "; the process needs CAP_SYS_ADMIN" if number == errno.EPERM else ""
         raise MountFailed(f"the kernel refused to mount at {place}: {os.strerror(number)}{hint}")
     return device_fd
+
+
+def clone(device_fd: int) -> int:
+    """Return another descriptor of the same connection to the kernel. When its last copy is closed, the requests that
+    were read from it end with ECONNABORTED; those read from others go on (fuse_dev_release()). Errors: MountFailed."""
+    try:
+        cloned = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.ioctl(cloned, abi.IOC_CLONE, abi.DEVICE_FD.pack(device_fd))
+    except OSError as error:
+        raise MountFailed(f"{DEVICE} gives no second descriptor of the mount: {error.strerror}") from error
+    return cloned
 
 
 def bind(directory: str, mountpoint: str) -> None:

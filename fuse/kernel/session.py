@@ -18,6 +18,7 @@ import logging
 import mmap
 import os
 import stat
+import threading
 import time
 import traceback
 from collections import deque
@@ -129,6 +130,8 @@ class Session:
     """Serves one file system on one device descriptor (or any descriptor that keeps message boundaries).
     negotiated: what INIT settled in an earlier process; then the session does not wait for INIT, and asks the kernel to
     send the unanswered requests again. opens_fd: memory that outlives this process, for passthrough.OpenModes, or -1.
+    own_fd: a clone of the device (device.clone()) that only this process has, or -1. It is served instead if the kernel
+    can't send requests again: then those in flight fail when this process dies, and their callers don't wait for ever.
     ready: called once, on the loop, when INIT is settled."""
 
     def __init__(
@@ -139,9 +142,11 @@ class Session:
         *,
         negotiated: Negotiated | None = None,
         opens_fd: int = -1,
+        own_fd: int = -1,
         ready: Callable[[Negotiated], None] = lambda _: None,
     ) -> None:
         self._fd = device_fd
+        self._own_fd = own_fd
         self._fs = filesystem
         self._loop = filesystem.loop
         self._settings = settings
@@ -185,13 +190,14 @@ class Session:
         with self._loop.turning():
             self._fs.start(self.notifier)
             if stat.S_ISCHR(os.fstat(self._fd).st_mode):  # the kernel may withdraw a request before it is read
-                os.set_blocking(self._fd, False)
+                for fd in {self._fd, self._own_fd} - {-1}:
+                    os.set_blocking(fd, False)
             try:
-                self._read_on()
                 if self.negotiated is not None:
                     self._settled(self.negotiated)
                     if self.negotiated.has(abi.HAS_RESEND):
                         os.write(self._fd, reply.resend())
+                self._read_on()
                 while not self._end:
                     self._loop.turn()
                 return self._end
@@ -214,17 +220,23 @@ class Session:
         stopping.result()
 
     def leave(self, timeout_s: float) -> bool:
-        """Answer no new request, so that the kernel sends it again to the next server, and wait for those in progress;
-        return whether these were all answered in time. To be called by another thread than the loop's."""
-        self._take = self._leave_alone
+        """Read no request any more, so that the next server gets it, and wait for those in progress; return whether
+        these were all answered in time. To be called by another thread than the loop's. Idempotent."""
+        stopped = threading.Event()
+
+        def stop_reading() -> None:
+            if not self._over:
+                self._over = True
+                self._read_on()
+                self._loop.watch(self._fd, self._came, 0)  # only the mount's end is reported
+            stopped.set()
+
+        self._loop.soon(stop_reading)
         end = time.monotonic() + timeout_s
+        stopped.wait(timeout_s)
         while self._unanswered and time.monotonic() < end:
             time.sleep(0.005)
         return not self._unanswered
-
-    def _leave_alone(self, header: Header) -> None:
-        if header[1] in (abi.FORGET, abi.BATCH_FORGET):  # the kernel never sends these again
-            self._special(header)
 
     def _came(self) -> None:
         """Read one request and begin to serve it; only one, so that the loop's other work has its turn in between."""
@@ -269,12 +281,17 @@ class Session:
             return
         settled = negotiate(offer, self._settings.max_write)
         self.send(header, init_reply(header[2], settled))
-        if self._take == self._handshake:  # no other thread has called leave()
-            self._take = self._request
+        self._take = self._request
         self._settled(settled)
 
     def _settled(self, settled: Negotiated) -> None:
         self.negotiated = settled
+        if self._own_fd >= 0 and not settled.has(abi.HAS_RESEND):
+            if self._reading:
+                self._loop.unwatch(self._fd)
+            os.dup2(self._own_fd, self._fd, inheritable=False)
+            if self._reading:
+                self._loop.watch(self._fd, self._came)
         self.modes.enabled = settled.has(abi.PASSTHROUGH) and os.geteuid() == 0
         self.modes.drops_pages = settled.minor >= abi.MINOR_DROPS_PAGES
         self.notifier.start(expire_only=settled.has(abi.HAS_EXPIRE_ONLY))

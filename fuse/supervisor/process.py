@@ -44,7 +44,7 @@ RESUME_TIMEOUT_S = 300.0
 """How long the next server of the mount may take for that: it first ends the renames that the old server began."""
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
-LEAVE_TIMEOUT_S = 15.0
+LEAVE_TIMEOUT_S, LAST_LEAVE_TIMEOUT_S = 15.0, 75.0
 END_TIMEOUT_S = 5.0
 DOWN_LIMIT_S = 60.0
 """How long callers wait for a new server; after that they get EIO until a server serves."""
@@ -185,7 +185,12 @@ class Supervisor:
             )
         self.mounted = True
         handed = {"serve": True, "negotiated": self.negotiated}
-        frames.send(channel, handed, () if self.device_fd < 0 else (self.device_fd,))
+        if self.device_fd < 0:
+            frames.send(channel, handed)
+        else:
+            own_fd = device.clone(self.device_fd)
+            frames.send(channel, handed, (self.device_fd, own_fd))
+            os.close(own_fd)
         settled = self._expect(channel, "negotiated", READY_TIMEOUT_S)
         self.outage.served = time.monotonic()
         if self.negotiated is None:
@@ -292,8 +297,8 @@ class Supervisor:
         self.standby.end()  # the standby's code is as old as the server's
         new = None
         try:
-            if not self._can_resend():
-                raise MountFailed("the kernel can't hand requests from one server to the next (Linux 6.9 can)")
+            if not self.negotiated:
+                raise MountFailed("its server is not ours, and can't hand over the mount to another one")
             new = self._process()
             self._expect(new.channel, "prepared", IMPORT_TIMEOUT_S)
         except DatastoreError as error:
@@ -303,7 +308,7 @@ class Supervisor:
             self._note(refused=f"the new mount server does not start, so the old one keeps serving: {error}")
             return
         old.signal(signal.SIGUSR2)
-        if old.wait(LEAVE_TIMEOUT_S) is None:
+        if old.wait(LEAVE_TIMEOUT_S if self._can_resend() else LAST_LEAVE_TIMEOUT_S) is None:
             old.kill()
         log.warning("a new mount server has replaced the old one", extra=fields(old=old.pid, new=new.pid))
         self._forget_server()
@@ -380,7 +385,6 @@ class Supervisor:
         more: fields that say what went wrong; they stay until mount.json is written again."""
         self.wrong = more
         described = {**self.spec.without_secrets(), **self.report(), "started": time.time(), **more}
-        described["upgradable"] = self._can_resend()
         temporary = self.state_dir / f"{MOUNT_FILE}.new"
         try:
             temporary.write_text(json.dumps(described, indent=1))

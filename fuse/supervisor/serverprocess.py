@@ -5,7 +5,8 @@ supervisor -> server   {"prepare": true}      import your code; answered by {"pr
 supervisor -> server   {"spec": document, "resumed": bool, "restarts": n, "builder": module:function, "log": path}
                                               with the memory of passthrough opens, for a mount that has it
 server -> supervisor   {"probed": true}  or  {"error": line, "kind": name of the error's class}
-supervisor -> server   {"serve": true, "negotiated": null or what INIT settled before}     with the device's descriptor
+supervisor -> server   {"serve": true, "negotiated": null or what INIT settled before}
+                                              with the device's descriptor, and a clone of it for this server alone
 server -> supervisor   {"negotiated": {...}}  from now on the mount answers
 """
 

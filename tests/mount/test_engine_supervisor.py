@@ -262,10 +262,11 @@ def may_be_immutable(directory: Path) -> bool:
 
 
 @promise("S-59")
-def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel", [{}, {"kernel": "old"}], ids=["this kernel", "an old kernel"])
+def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path, kernel: dict[str, str]) -> None:
     """By one that imports its code anew, while the old one serves."""
     with (
-        kept(spec(tmp_path, labels={"delay": "0.002"})) as supervisor,
+        kept(spec(tmp_path, labels={"delay": "0.002", **kernel})) as supervisor,
         (supervisor.path / "d" / "199").open("rb") as held,
     ):
         for _ in range(3):
@@ -275,7 +276,22 @@ def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path) -> None:
                 assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
             assert os.pread(held.fileno(), 100, 50) == pattern(199)[50:150]
         assert "died" not in supervisor.log()
-        assert supervisor.described()["upgradable"] is True
+
+
+@promise("S-424")
+def test_calls_in_flight_end_when_a_server_dies_under_an_old_kernel(tmp_path: Path) -> None:
+    """It would keep them for the server that is gone, and their callers could not even be killed. A kernel may ask the
+    next server for the page of a failed read."""
+    labels = {"kernel": "old", "delay": "3"}
+    with kept(spec(tmp_path, labels=labels)) as supervisor, ThreadPoolExecutor(1) as reader:
+        for _ in range(2):  # the second time it is a server that took over which dies
+            reading = reader.submit((supervisor.path / "d" / "011").read_bytes)
+            eventually(lambda: supervisor.ask(op="status")[0]["inFlight"] == 1)
+            before = supervisor.kill_server()
+            with suppress(ConnectionAbortedError):
+                assert reading.result(60) == pattern(11)
+            assert sorted(os.listdir(supervisor.path))[0] == "d", "later calls wait for the next server"
+            assert supervisor.server_pid() != before
 
 
 @promise("S-59", "S-153")
