@@ -306,9 +306,13 @@ def _healthy(process: subprocess.Popen[bytes], port: int, url: str) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=anyone))
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(url, timeout=5) as answer:
-            if answer.status == 200 and _listens(process, port):
-                return True
+        with contextlib.suppress(OSError):
+            try:
+                with opener.open(url, timeout=5) as answer:
+                    if answer.status == 200 and _listens(process, port):
+                        return True
+            except urllib.error.HTTPError as error:
+                error.close()  # from Python 3.14 on, one that is left open is warned of
         time.sleep(0.05)
     return False
 
