@@ -5,7 +5,8 @@
     {"op": "flush"}                   -> {"ok": true, "errors": []}; ok is false when something is not in the storage
     {"op": "discard", "path": "f"}    -> {"ok": true, "discarded": 1}
     {"op": "warm", "path": "d"}       -> {"progress": {...}} lines, then {"ok": true, ...}
-    {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; later: MountSpec's fields that need a new server
+    {"op": "settings", "spec": text}  -> {"ok": true, "later": []}; later: MountSpec's fields that need a new server;
+                                      "refused" says why the storage refuses new credentials, if it does
     {"op": "stop", "force": false, "detach": false, "withinSeconds": 600, "asked": 1.5}
                                       -> {"ok": true, "errors": []}; ok is false when not all was uploaded in this time,
                                       or when the mount is busy. With detach a busy mount is detached (a lazy unmount),

@@ -220,7 +220,7 @@ class FileServerFilesystem:
         """Have the server commit all that it has received; return one line for each file for which that failed."""
         return []
 
-    def apply(self, spec: MountSpec) -> list[str]:
+    def apply(self, spec: MountSpec) -> dict[str, object]:
         """The capacity and the used space are the server's, not the specification's."""
         regroup = spec.group != self._spec.group
         self._spec = self._spec.with_live(spec)
@@ -229,7 +229,7 @@ class FileServerFilesystem:
                 inos = list(self._nodes.by_ino)
             for ino in inos:
                 self._notifier.inval_inode(Ino(ino), -1)
-        return self._spec.differences(spec)
+        return {"later": self._spec.differences(spec)}
 
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Errors: Unsupported, always."""

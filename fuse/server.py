@@ -144,10 +144,11 @@ class MountedStore(Protocol):
     def warm(self, path: str, progress: Callable[[dict[str, object]], None]) -> dict[str, object]:
         """Fetch all files below `path` (relative to the mount) into the cache; call `progress` now and then."""
 
-    def apply(self, spec: MountSpec) -> list[str]:
+    def apply(self, spec: MountSpec) -> dict[str, object]:
         """Apply a new specification of the mount as far as that is possible while it is mounted, credentials at once.
 
-        Return the names of the fields of MountSpec that changed but need a new server to take effect.
+        Return `later`, the names of the fields of MountSpec that changed but need a new server to take effect, and if
+        the storage refuses the new credentials, so that the former ones stay, the reason as `refused`.
         """
 
     def discard(self, path: str) -> int:
@@ -337,9 +338,9 @@ class Server:
         return self.store.warm(path, progress) if isinstance(path, str) else failed("path has to be a text")
 
     def _settings(self, request: Answer, _progress: Progress) -> Answer:
-        later = self.store.apply(from_json(str(request.get("spec", ""))))
-        log.info("new settings", extra=fields(later=", ".join(later) or "none"))
-        return {"later": later}
+        applied = self.store.apply(from_json(str(request.get("spec", ""))))
+        log.info("new settings", extra=fields(**applied))
+        return applied
 
     def _stop(self, request: Answer, _progress: Progress) -> Answer:
         force, detach = request.get("force") is True, request.get("detach") is True

@@ -339,8 +339,8 @@ class MemMount:
             progress({"path": path, "done": done, "total": 3})
         return {"files": 3}
 
-    def apply(self, spec: MountSpec) -> list[str]:
-        return []
+    def apply(self, spec: MountSpec) -> dict[str, object]:
+        return {"later": []}
 
     def flush_all(self) -> list[str]:
         return list(self.failures)

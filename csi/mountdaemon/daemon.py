@@ -217,12 +217,17 @@ class MountDaemon:
             return
         filled = replace(present, used_bytes=renewed.used_bytes, used_files=renewed.used_files)
         insist = mount.untold or renewed != filled
-        mount.renew(renewed)
-        self.handles.renew(mount.request.volume_id, renewed)
-        mount.untold = not self._tell(mount, insist=insist) and insist
+        self._set(mount, renewed)
+        mount.untold = not self._tell(mount, present, insist=insist) and insist
 
-    def _tell(self, mount: SupervisedMount, *, insist: bool) -> bool:
+    def _set(self, mount: SupervisedMount, spec: MountSpec) -> None:
+        """Set the specification for future servers of the mount."""
+        mount.renew(spec)
+        self.handles.renew(mount.request.volume_id, spec)
+
+    def _tell(self, mount: SupervisedMount, former: MountSpec, *, insist: bool) -> bool:
         """Send the present specification to the running server; if it can't apply some field, a new server replaces it.
+        If the storage refuses its credentials, those of the former specification stay.
 
         insist: also kill, and so replace, a server that does not take it, and wait for one that is still starting,
         because it was started with the earlier one. Return False when no server has the specification yet.
@@ -232,6 +237,13 @@ class MountDaemon:
         while True:
             answer = _told(mount)
             if answer.get("ok") is True:
+                if refused := answer.get("refused"):
+                    log.warning(
+                        "the store refuses the new keys of a volume; its mount keeps the former ones",
+                        extra=fields(volume=volume, reason=str(refused)[:TOLD_LENGTH]),
+                    )
+                    kept = with_credentials(mount.spec.source, credentials_of(former.source))
+                    self._set(mount, replace(mount.spec, source=kept))
                 if later := answer.get("later"):
                     log.info(
                         "a server that can show new settings replaces one",

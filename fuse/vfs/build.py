@@ -16,7 +16,7 @@ from typing import Any
 from datastore.api.mountspec import MountSpec
 from datastore.api.source import S3Location, Source, StaticCredentials, credentials_of, with_credentials
 from datastore.clock import Clock, SystemClock
-from datastore.errors import CredentialsInvalid, InvalidManifest, MountFailed, StoreError
+from datastore.errors import CredentialsInvalid, DatastoreError, InvalidManifest, MountFailed, StoreError
 from datastore.logs import fields
 
 from ..data.blockcache import BlockCache
@@ -44,6 +44,8 @@ from .warm import warm
 log = logging.getLogger(__name__)
 LEFT_S = 20.0
 """How long a new mount waits, in seconds, until what an earlier one has left is sent; the supervisor waits for 60 s."""
+PROBE_S = 4.0
+"""How long the store may take to say whether a mount can be made, or whether it takes new keys."""
 _LOOK_S = 0.005
 """The pause between two checks whether that has ended, in seconds."""
 
@@ -85,15 +87,17 @@ class MountedStore:
             "unfinished": [f"{i.kind} {i.source} -> {i.target}" for i in core.db.intents() if i.kind != "discard"],
         }
 
-    def apply(self, spec: MountSpec) -> list[str]:
+    def apply(self, spec: MountSpec) -> dict[str, object]:
         """See server.MountedStore. When the group changes, the kernel is told to drop the attributes that it caches."""
-        running = replace(self._spec.with_live(spec), source=self._renewed(spec.source))
+        source, refused = self._renewed(spec.source)
+        spec = replace(spec, source=with_credentials(spec.source, credentials_of(source)))
+        running = replace(self._spec.with_live(spec), source=source)
         core = self.filesystem.core
         core.loop.call(partial(self._change_settings, running))
         core.cache.resize(running.cache_size_bytes)
         self._store.upload_pace.limit(running.upload_limit_bytes)
         self._spec = running
-        return running.differences(spec)
+        return {"later": running.differences(spec), "refused": refused}
 
     def _change_settings(self, running: MountSpec) -> None:
         core = self.filesystem.core
@@ -103,13 +107,23 @@ class MountedStore:
             facts.edited(node, defaults.seen(node.attributes))
             core.notifier.inval_inode(node.ino, -1)
 
-    def _renewed(self, source: Source) -> Source:
-        """Use the static keys of `source` from now on; return our source with them, or unchanged if either has none."""
-        credentials = credentials_of(source)
-        if self._keys is None or not isinstance(credentials, StaticCredentials):
-            return self._spec.source
-        self._keys.replace(credentials)
-        return with_credentials(self._spec.source, credentials)
+    def _renewed(self, source: Source) -> tuple[Source, str]:
+        """Use the static keys of `source` from now on, unless the store refuses them; return our source with the keys
+        in use, and why the store refuses others, or ''."""
+        keys, ours = credentials_of(source), s3_of(self._spec)
+        if self._keys is None or not isinstance(keys, StaticCredentials):
+            return ours, ""
+        renewed = replace(ours, credentials=keys)
+        if keys != self._keys.keys():
+            try:
+                probe(renewed, deadline_s=PROBE_S, writable=False)
+            except CredentialsInvalid as error:
+                self._keys.offer(keys)
+                return ours, str(error)
+            except DatastoreError as error:
+                log.info("new keys are used without a test", extra=fields(reason=error))
+            self._keys.replace(keys)
+        return renewed, ""
 
     def warm(self, path: str, progress: Callable[[dict[str, int | None]], None]) -> dict[str, object]:
         return self.filesystem.loop.run(warm(self.filesystem, path, progress))
@@ -127,7 +141,7 @@ def build_mount(spec: MountSpec, *, resumed: bool = False) -> MountedStore:
     changed.
     """
     location = s3_of(spec)
-    capabilities = None if resumed else probe(location, deadline_s=4.0, writable=not spec.read_only)
+    capabilities = None if resumed else probe(location, deadline_s=PROBE_S, writable=not spec.read_only)
     keys = find_source(location)
     identity = token_hex()
     with suppress(CredentialsInvalid):  # the keys are not known yet

@@ -51,6 +51,36 @@ def test_rotated_keys_reach_the_live_mount_and_no_text_shows_one(driver: Driver,
         assert not any(canary in text for canary in CANARIES)
 
 
+@promise("S-440")
+def test_a_live_mount_goes_on_with_its_keys_when_the_store_refuses_the_new_ones(
+    driver: Driver, accounts: Accounts
+) -> None:
+    bucket = make_bucket(accounts.server, "refused")
+    first = accounts.create("user-0", CANARIES[0])
+    pod = Pod(driver=driver, volume_id="team/refused/1", context=context_of(accounts.server, bucket), secrets=first)
+    (pod.start() / "before").write_text("before")
+
+    pod.secrets = {**first, "AWS_ACCESS_KEY_ID": "user-1"}
+    for file in ("refused", "refused again"):
+        pod.publish()
+        (pod.target / file).write_text("still")
+    assert (pod.target / "before").read_text() == "before"
+    said = "the store refuses the new keys of a volume; its mount keeps the former ones"
+    assert said in driver.mount_daemon.log.read_text()
+
+    server = driver.state(pod.volume_id).server_pid
+    os.kill(server, 9)
+    until(lambda: driver.state(pod.volume_id).server_pid not in {0, server}, "another server")
+    (pod.target / "later").write_text("by a server that was started meanwhile")
+
+    pod.publish()
+    accounts.create("user-1", CANARIES[0])
+    accounts.remove("user-0")
+    (pod.target / "known").write_text("the new keys work by now, and the former ones do not")
+    pod.publish()
+    (pod.target / "after").write_text("after")
+
+
 def everything_said(driver: Driver) -> Iterator[str]:
     """Return logs, state files, and the arguments and environments of our processes."""
     yield driver.logs()

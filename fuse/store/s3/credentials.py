@@ -38,17 +38,22 @@ _NONE_FOUND = (
 
 
 class StaticSource:
-    """Keys from a Secret; replace() changes them while the bucket is mounted."""
+    """Keys from a Secret. While the bucket is mounted, replace() changes them, and offer() names others, which are used
+    when the server refuses the present ones."""
 
     region = ""
     """The region that is configured beside the keys; a Secret names none."""
 
     def __init__(self, given: StaticCredentials) -> None:
-        self._keys = given
+        self._keys = self._offered = given
 
     def replace(self, given: StaticCredentials) -> None:
         """Set the keys for later requests; requests under way keep theirs."""
-        self._keys = given
+        self._keys = self._offered = given
+
+    def offer(self, given: StaticCredentials) -> None:
+        """Name the keys that take over when the server refuses the present ones."""
+        self._offered = given
 
     def identity(self) -> str:
         """Return an id that is not secret; keys with equal ids have one user, who may see what was read with either."""
@@ -64,6 +69,8 @@ class StaticSource:
 
     def refused(self, keys: StaticCredentials) -> bool:
         """Return whether there are other keys by now than these, which the server refused."""
+        if keys == self._keys:
+            self._keys = self._offered
         return keys != self._keys
 
 

@@ -188,6 +188,16 @@ def test_keys_of_a_manifest_are_others_once_they_were_replaced() -> None:
     assert source.refused(refused)
 
 
+def test_keys_that_were_offered_take_over_when_the_present_ones_are_refused() -> None:
+    source = StaticSource(given("A"))
+    source.offer(given("B"))
+    assert source.keys() == given("A")
+    assert source.refused(given("A"))
+    assert source.keys() == given("B")
+    assert source.refused(given("A")), "as another thread sees that used the former keys at the same time"
+    assert not source.refused(given("B"))
+
+
 @pytest.mark.parametrize("expiring", [False, True])
 def test_a_loop_does_not_look_for_keys_itself(expiring: bool, empty_home: Path) -> None:
     """A lane does: at first, when they have to be renewed, and when the server takes them no more."""
