@@ -71,11 +71,15 @@ class Informers:
         named = {KINDS["nfs"].claim(each, "") for each in ours if each.get("backend") == "nfs"}
         return frozenset(key[0] for key in named if key is not None and key[0] and not self._serves(key[0]))
 
-    def server_claim(self, event: Raw) -> None:
-        """Handle an event of a claim in one of these namespaces; only those of our NFS servers count."""
-        if owner_of(event["object"]) is not None and not self.claims.repeats(event):
-            self.claims.take(event)
-            self._claimed(event["object"])
+    def server_claims(self, namespace: str, found: Mapping[Key, Raw]) -> None:
+        """Take all claims of one of these namespaces; only those of our NFS servers count."""
+        gone = [each for each in self.claims.values() if key_of(each)[0] == namespace and key_of(each) not in found]
+        ours = [each for each in found.values() if owner_of(each) is not None]
+        for kind, each in [*((None, each) for each in ours), *(("DELETED", each) for each in gone)]:
+            event = {"type": kind, "object": each}
+            if not self.claims.repeats(event):
+                self.claims.take(event)
+                self._claimed(each)
 
     def _datastore(self, event: Raw) -> None:
         if self.datastores.repeats(event):

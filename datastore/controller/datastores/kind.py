@@ -14,7 +14,7 @@ from datastore.controller.datastores.plainclaims import PlainClaims
 from datastore.controller.datastores.reconciler import Reconciler
 from datastore.controller.datastores.rotation import Announcer
 from datastore.controller.datastores.secretwatch import SecretWatch, Uses
-from datastore.controller.datastores.serverclaims import ServerClaims
+from datastore.controller.datastores.serverclaims import watch_server_claims
 from datastore.controller.datastores.settings import Settings
 from datastore.controller.runtime.client import Client, Fence
 from datastore.controller.runtime.operator import Kind, Reconcile
@@ -50,7 +50,6 @@ class DatastoreKind(Kind):
         )
         self._plain = PlainClaims(client, self._informers, recorder)
         self._announcer = Announcer(client, self._uses)
-        self._server_claims = ServerClaims(client, self._informers)
 
     def watches(self) -> Sequence[Watch]:
         """See Kind."""
@@ -63,7 +62,7 @@ class DatastoreKind(Kind):
     def beside(self, leading: Callable[[], bool]) -> Sequence[Callable[[], Awaitable[None]]]:
         """See Kind."""
         self._leading = leading
-        always = (self._nodes.run, self._server_claims.run)
+        always = (self._nodes.run, partial(watch_server_claims, self._client, self._informers))
         if not self._settings.watch_secrets:
             return always
         watch = SecretWatch(self._client, self._uses, leading, self._secret_changed)

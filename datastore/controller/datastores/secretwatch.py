@@ -7,25 +7,22 @@ Only the event loop may call this.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from datastore.api.resources import SECRETS
 from datastore.controller.datastores.effective import SecretRef
-from datastore.controller.runtime.client import ApiError, Client, Unavailable
+from datastore.controller.runtime.client import Client
 from datastore.controller.runtime.queue import Key
-from datastore.logs import Limiter, fields
+from datastore.controller.runtime.reflector import keep_watching
 
-log = logging.getLogger(__name__)
 Raw = Mapping[str, Any]
 
 RECENT = timedelta(seconds=120)
 """A Secret that changed this shortly before it was first seen may have changed while no replica watched."""
-AGAIN_S = 2.0
 GONE = ""
 """The version of a Secret that was deleted."""
 
@@ -81,25 +78,13 @@ class SecretWatch:
         self._active = active
         self._changed = changed
         self._versions: dict[SecretRef, str] = {}
-        self._limiter = Limiter()
 
     async def run(self, namespace: str) -> None:
         """Watch one namespace ('' for all), forever."""
-        while True:
-            while not self._active():
-                await asyncio.sleep(0.1)
-            started = asyncio.get_running_loop().time()
-            try:
-                await self._once(namespace)
-            except (ApiError, Unavailable) as error:
-                if self._limiter.allows(str(error), started):
-                    log.warning(
-                        "the watch of Secrets will be begun again", extra=fields(namespace=namespace, error=error)
-                    )
-            self._versions = {ref: version for ref, version in self._versions.items() if self._uses.of(ref)}
-            await asyncio.sleep(max(0.0, started + AGAIN_S - asyncio.get_running_loop().time()))
+        await keep_watching(f"Secrets of {namespace or 'all namespaces'}", partial(self._once, namespace), self._active)
 
     async def _once(self, namespace: str) -> None:
+        self._versions = {ref: version for ref, version in self._versions.items() if self._uses.of(ref)}
         unseen = self._uses.secrets(namespace)
         async with aclosing(self._client.watch(SECRETS, namespace)) as events:
             async for kind, metadata in events:

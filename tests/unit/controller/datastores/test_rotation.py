@@ -115,7 +115,7 @@ def test_a_deletion_between_two_watches_is_reported_with_the_first_bookmark(
     monkeypatch: pytest.MonkeyPatch, second: list[tuple[str, str]], told: list[tuple[str, bool]]
 ) -> None:
     """A watch that ends before its bookmark says nothing of what it has not shown."""
-    monkeypatch.setattr("datastore.controller.datastores.secretwatch.AGAIN_S", 0.0)
+    monkeypatch.setattr("datastore.controller.runtime.reflector.AGAIN_S", 0.0)
     seen: list[tuple[str, bool]] = []
 
     async def story() -> None:

@@ -13,7 +13,8 @@ from datastore.api.resources import Resource
 from datastore.api.volumecontext import DRIVER
 from datastore.controller.datastores import serverclaims
 from datastore.controller.datastores.informers import Informers
-from datastore.controller.datastores.serverclaims import ServerClaims
+from datastore.controller.datastores.serverclaims import watch_server_claims
+from datastore.controller.runtime import reflector
 from datastore.controller.runtime.client import Client
 from datastore.controller.runtime.queue import Key
 from tests.patience import PATIENCE_S
@@ -64,7 +65,7 @@ def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Claims of anybody else in that namespace, and namespaces that kopf watches, are left alone."""
-    monkeypatch.setattr(serverclaims, "AGAIN_S", 0.0)
+    monkeypatch.setattr(reflector, "AGAIN_S", 0.0)
     woken: list[Key] = []
     informers = Informers(woken.append, woken.append, lambda namespace: namespace == "served")
     for namespace in ("exports", "served"):
@@ -73,7 +74,7 @@ def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_
     api = Api([[a, b, other], []], [[("DELETED", a), ("BOOKMARK", {})], [("ADDED", other)]])
 
     async def story() -> None:
-        running = asyncio.create_task(ServerClaims(api, informers).run())
+        running = asyncio.create_task(watch_server_claims(api, informers))
         await asyncio.wait_for(api.all_was_seen.wait(), PATIENCE_S)
         running.cancel()
 
@@ -84,13 +85,13 @@ def test_a_claim_that_goes_while_it_is_watched_or_between_two_watches_wakes_its_
 
 @promise("S-286")
 def test_a_namespace_that_a_class_names_later_is_watched_while_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serverclaims, "AGAIN_S", 0.0)
+    monkeypatch.setattr(serverclaims, "LOOK_S", 0.0)
     informers = Informers(lambda _: None, lambda _: None, lambda _: False)
     name_in_class(informers, "exports")
     api = Api([], [])
 
     async def story() -> None:
-        running = asyncio.create_task(ServerClaims(api, informers).run())
+        running = asyncio.create_task(watch_server_claims(api, informers))
         await asyncio.wait_for(api.all_was_seen.wait(), PATIENCE_S)
         name_in_class(informers, "later")
         async with asyncio.timeout(PATIENCE_S):
