@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import kopf
+from kopf._cogs.structs.references import Insights
 
 from datastore.api.resources import LEASES, Resource
 from datastore.controller.runtime.client import ApiError, Client, Fence, Unavailable
@@ -102,6 +103,18 @@ class Operator:
         for queue, reconcile in self._queues:
             tasks += [asyncio.ensure_future(self._work(queue, reconcile)) for _ in range(self._settings.workers)]
         tasks += [asyncio.ensure_future(start()) for start in self._kind.beside(election.leading)]
+        insights = Insights()
+        unwatched: list[Resource] = []
+
+        async def end_unless_all_are_watched() -> None:
+            """A kind may be removed, or another API server may not know it yet, when kopf looks for it."""
+            await insights.ready_resources.wait()
+            watched = {each.plural for each in insights.watched_resources}
+            unwatched.extend(each for each in kinds if each.plural not in watched)
+            if unwatched:
+                stop.set()
+
+        tasks.append(asyncio.ensure_future(end_unless_all_are_watched()))
         try:
             await self._until_served(kinds, stop)
             await kopf.operator(
@@ -111,8 +124,11 @@ class Operator:
                 namespaces=self._settings.watched_namespaces,
                 standalone=True,
                 identity=self._settings.identity,  # type: ignore[arg-type]
+                insights=insights,
                 stop_flag=stop,
             )
+            for each in unwatched:
+                raise KindMissing(each)
         except Exception:
             # kopf ends when a kind's definition is removed. The next process waits for it, and knows no old objects.
             for each in kinds:

@@ -104,6 +104,28 @@ def test_a_failure_is_retried_after_the_first_wait_and_then_after_twice_as_long(
     assert asyncio.run(waits(defect, None, refused)) == [0.001, 0.0, 0.001]
 
 
+class Watching(Failing):
+    def watches(self) -> Any:
+        return (Watch(resource=DATASTORES, tell=lambda _: None),)
+
+
+@promise("S-247")
+def test_a_kind_that_was_removed_just_before_kopf_looked_for_it_ends_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """kopf looks once. A controller that went on would never see an object of the kind, and be ready and alive."""
+
+    async def found_nothing(*, insights: Any, stop_flag: asyncio.Event, **_: Any) -> None:
+        insights.ready_resources.set()
+        await stop_flag.wait()
+
+    monkeypatch.setattr(kopf, "operator", found_nothing)
+    monkeypatch.setattr(operator, "Client", Api)
+    running = Operator(RuntimeSettings(port=0), "l", lambda client, fence: Watching())
+    with pytest.raises(KindMissing, match="no CustomResourceDefinition datastores"):
+        asyncio.run(asyncio.wait_for(running.run(asyncio.Event()), PATIENCE_S))
+
+
 @promise("S-247")
 @pytest.mark.parametrize("removed", [True, False])
 def test_the_end_of_the_watches_is_explained_by_a_kind_that_was_removed(
@@ -111,10 +133,6 @@ def test_the_end_of_the_watches_is_explained_by_a_kind_that_was_removed(
 ) -> None:
     """Any other error stays as it is."""
     served = True
-
-    class Watching(Failing):
-        def watches(self) -> Any:
-            return (Watch(resource=DATASTORES, tell=lambda _: None),)
 
     async def serves(_: Client, resource: Resource) -> bool:
         return served or resource != DATASTORES
