@@ -9,8 +9,9 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -99,11 +100,10 @@ class Plugin:
         await self._csi.start()
         if self._registration is not None:
             await self._registration.start()
-        tasks = (self._watch(), self._watch_datastores(), self._share_caches(), self._write_logs(), self._measure())
-        watches = [asyncio.create_task(task) for task in tasks]
+        tasks = [asyncio.create_task(each) for each in self._tasks()]
         await ended.wait()
-        for watch in watches:
-            watch.cancel()
+        for task in tasks:
+            task.cancel()
         # First, so that the kubelet does not find a plugin that is ending.
         if self._registration is not None:
             await self._registration.stop()
@@ -111,6 +111,17 @@ class Plugin:
         self._volumes.pod_logs.close()
         self._health.stop()
         self._handles.stop()
+
+    def _tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
+        volumes, with_daemon = self._volumes, lambda: self._daemon_there
+        yield self._watch()
+        yield every(CACHES_S, volumes.fuse.share_caches, with_daemon)
+        yield every(LOGS_S, volumes.pod_logs.look)
+        if self._cluster is not None:
+            # Apart from _watch(), because the API server may be slow.
+            yield every(REFRESH_S, lambda: self._refresher.look(time.monotonic()), with_daemon)
+        if volumes.pod_usage is not None:
+            yield every(USAGE_S, volumes.pod_usage.look)
 
     def _registrar(self) -> GrpcServer | None:
         registry = self._settings.registry_dir
@@ -132,32 +143,9 @@ class Plugin:
         while True:
             self._alive_at = now = time.monotonic()
             await asyncio.to_thread(self._look_at_daemon, now)
-            if self.ready() and self._cluster is not None and taint_at is not None and now >= taint_at:
+            if self.ready() and self._cluster is not None and now >= taint_at:
                 taint_at = now + TAINT_TRY_S if not await asyncio.to_thread(self._untaint) else float("inf")
             await asyncio.sleep(WATCH_S)
-
-    async def _watch_datastores(self) -> None:
-        """Refresh the volumes' settings; in a task of its own, because the API server may be slow."""
-        while self._cluster is not None:
-            if self._daemon_there:
-                await _guarded(lambda: self._refresher.look(time.monotonic()))
-            await asyncio.sleep(REFRESH_S)
-
-    async def _share_caches(self) -> None:
-        while True:
-            await asyncio.sleep(CACHES_S)
-            if self._daemon_there:
-                await _guarded(self._volumes.fuse.share_caches)
-
-    async def _write_logs(self) -> None:
-        while True:
-            await asyncio.sleep(LOGS_S)
-            await _guarded(self._volumes.pod_logs.look)
-
-    async def _measure(self) -> None:
-        while self._volumes.pod_usage is not None:
-            await asyncio.sleep(USAGE_S)
-            await _guarded(self._volumes.pod_usage.look)
 
     def _look_at_daemon(self, now: float) -> None:
         try:
@@ -187,10 +175,13 @@ class Plugin:
         return True
 
 
-async def _guarded(work: Callable[[], object]) -> None:
-    """Run one round of a task in a thread. An unexpected error, e.g. because a pod's directory disappears while it is
-    read, ends this round but not the task."""
-    try:
-        await asyncio.to_thread(work)
-    except Exception:
-        log.exception("a round failed; the next one follows")
+async def every(seconds: float, work: Callable[[], object], wanted: Callable[[], bool] = lambda: True) -> None:
+    """Call `work` in a thread, again and again, while it is wanted. An unexpected error, e.g. because a pod's directory
+    disappears while it is read, ends this round but not the task."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            if wanted():
+                await asyncio.to_thread(work)
+        except Exception:
+            log.exception("a round failed; the next one follows")

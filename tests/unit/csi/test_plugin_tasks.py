@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
-import pytest
-
-from datastore.csi import plugin
-from datastore.csi.settings import Settings
+from datastore.csi.plugin import every
+from tests.patience import PATIENCE_S
 
 
-def test_a_pod_that_vanishes_during_a_round_ends_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "LOGS_S", 0.01)
-    made = plugin.Plugin(Settings(node_id="n", plugin_dir=tmp_path / "plugins" / "p"), "1", None, None)
+def test_a_pod_that_vanishes_during_a_round_ends_no_task() -> None:
     again, rounds = threading.Event(), 0
 
     def look() -> None:
@@ -24,14 +19,10 @@ def test_a_pod_that_vanishes_during_a_round_ends_no_task(tmp_path: Path, monkeyp
             raise FileNotFoundError("pods/uid/volumes")
         again.set()
 
-    monkeypatch.setattr(made._volumes.pod_logs, "look", look)
-
     async def story() -> None:
-        task = asyncio.create_task(made._write_logs())
-        while not again.is_set() and not task.done():
-            await asyncio.sleep(0.01)
+        task = asyncio.create_task(every(0.0, look))
+        assert await asyncio.to_thread(again.wait, PATIENCE_S)
         assert not task.done()
         task.cancel()
 
     asyncio.run(story())
-    made._volumes.pod_logs.close()
