@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -460,6 +461,27 @@ def test_a_gang_without_a_node_starts_nothing_and_a_schedule_makes_a_run(bench: 
     for name in ("gang", "often"):
         bench.kube.delete("trainingjob", name, namespace=bench.space)
     bench.nothing_left()
+
+
+@promise("S-441")
+def test_a_deleted_namespace_takes_a_job_that_runs_with_it(bench: Team, api_server: Cluster) -> None:
+    """Kubernetes keeps a pod that SIGTERM ended until it has made the next one, which that namespace does not take."""
+    kube, space = bench.kube, bench.space
+    with playing(api_server.kubeconfig, lambda _: RUNS):
+        bench.submit(framework=None, roles=None)
+        bench.phase("Running")
+    kube.delete("namespace", space, wait=False)
+    ended = {"name": names.CONTAINER, "image": "none", "imageID": "", "restartCount": 0, "ready": False}
+    ended["state"] = {"terminated": {"exitCode": 143, "reason": "Error"}}
+
+    def gone() -> bool:
+        for pod in bench.items("pods"):
+            with contextlib.suppress(KubeError):  # it is gone by now
+                change = {"status": {"phase": "Failed", "containerStatuses": [ended]}}
+                kube.patch("pod", pod["metadata"]["name"], change, namespace=space, subresource="status")
+        return kube.get("namespace", space) is None
+
+    kube.wait_for("the end of the namespace", gone, namespace=space)
 
 
 def test_the_rules_of_the_role_are_the_calls_made(running: Controller) -> None:

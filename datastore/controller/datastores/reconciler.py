@@ -17,7 +17,7 @@ from typing import Any
 
 from datastore.api.names import volume_name
 from datastore.api.objects import condition, timestamp
-from datastore.api.resources import CLAIMS, NAMESPACES, VOLUMES
+from datastore.api.resources import CLAIMS, VOLUMES
 from datastore.backends.base import Policy, Released
 from datastore.controller.datastores import deletion, desired
 from datastore.controller.datastores.claimprobe import ClaimProbe
@@ -332,7 +332,7 @@ class Reconciler:
         if failure is not None:
             known.failing_since = known.failing_since or time.monotonic()
             tried_s = time.monotonic() - known.failing_since
-            abandoned = tried_s >= self._settings.abandon_s and await self._namespace_goes(key[0])
+            abandoned = tried_s >= self._settings.abandon_s and await self._client.namespace_ends(key[0])
         done = isinstance(known.released, Released) and known.released.done
         message = known.released.message if isinstance(known.released, Released) else ""
         return DeletionState(
@@ -368,10 +368,6 @@ class Reconciler:
         if released.done:
             where = f"{effective.namespace}/{effective.name}"
             log.info("released", extra=fields(datastore=where, what=released.message))
-
-    async def _namespace_goes(self, namespace: str) -> bool:
-        body = await self._client.get(NAMESPACES, "", namespace)
-        return body is None or "deletionTimestamp" in body["metadata"]
 
     async def _gone(self, key: Key) -> float | None:
         """Forget a key without a Datastore; delete volumes that it left, if the API server has no Datastore either."""

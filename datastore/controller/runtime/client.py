@@ -18,7 +18,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from datastore.api.names import MANAGER
-from datastore.api.resources import BY_KIND, Resource
+from datastore.api.resources import BY_KIND, NAMESPACES, Resource
 from datastore.controller.runtime.metrics import API_REQUESTS
 
 Raw = Mapping[str, Any]
@@ -190,6 +190,11 @@ class Client:
                 raise
             return None
         return left if left.get("kind") != "Status" and left.get("metadata", {}).get("finalizers") else None
+
+    async def namespace_ends(self, namespace: str) -> bool:
+        """Return whether a namespace is gone or is being deleted."""
+        body = await self.get(NAMESPACES, "", namespace)
+        return body is None or "deletionTimestamp" in body["metadata"]
 
     async def serves(self, resource: Resource) -> bool:
         """Whether the API server serves this kind; a kind whose CRD was just made is served a moment later."""

@@ -98,6 +98,8 @@ class Reconciler:
             known = self._known.get(key)
             if known is None or known.uid != body["metadata"]["uid"]:
                 known = self._known[key] = _Known(uid=body["metadata"]["uid"])
+            if await self._ends_with_namespace(key):
+                return None
             body = {**body, "apiVersion": API_VERSION, "kind": KIND}
             job, invalid = self._parsed(body)
             plan = decide(self._observed(key, body, job, invalid, known))
@@ -113,6 +115,19 @@ class Reconciler:
             if not plan.again:
                 return plan.after_s
         return 0.0
+
+    async def _ends_with_namespace(self, key: Key) -> bool:
+        """Delete the Jobs if the namespace is being deleted, and return whether it is.
+
+        Kubernetes keeps a failed pod of a Job with backoffLimitPerIndex until it has made the next one. A namespace
+        that is being deleted takes no new pod, and nothing else in it is deleted before the pods are gone.
+        """
+        ending = any("deletionTimestamp" in pod["metadata"] for pod in self._informers.pods_of(key))
+        if not ending or not await self._client.namespace_ends(key[0]):
+            return False
+        for each in self._informers.jobs_of(key).values():
+            await self._delete(each)
+        return True
 
     def _parsed(self, body: Raw) -> tuple[TrainingJob | None, str]:
         """Return the job, or why it can't run. No edit of fields that count only at the start ends a job that runs."""

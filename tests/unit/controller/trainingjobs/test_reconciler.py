@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from datastore.api.resources import Resource
 from datastore.api.trainingjob import TrainingJob, TrainingJobStatus
 from datastore.controller.runtime.client import ApiError, Client
 from datastore.controller.runtime.conditions import Event
@@ -12,6 +15,8 @@ from datastore.controller.runtime.recorder import Recorder
 from datastore.controller.trainingjobs.informers import Informers
 from datastore.controller.trainingjobs.reconciler import REFUSED_S, Reconciler
 from datastore.controller.trainingjobs.settings import Settings
+from datastore.training.cluster.names import ATTEMPT, ROLE
+from datastore.training.cluster.names import JOB as JOB_LABEL
 from datastore.training.driver import Observed
 from datastore.training.evidence import Evidence
 from tests.promises import promise
@@ -108,3 +113,33 @@ def test_a_save_that_the_cluster_refuses_for_now_is_told_once_and_tried_again() 
     client.refusal = quota(6)
     assert saved()["lastTransitionTime"] == early, "it is False as before"
     assert "used 6 of 6" in recorder.events[1].message
+
+
+class Ending(PlayedClient):
+    """A cluster whose namespace is being deleted, if `ends`."""
+
+    ends = True
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        return {"metadata": {"name": name, **({"deletionTimestamp": ENDED} if self.ends else {})}}
+
+
+@promise("S-441")
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_jobs_go_with_their_namespace_once_its_pods_are_deleted(ends: bool) -> None:
+    """Kubernetes would keep a failed pod until its Job has made the next one, which such a namespace does not take."""
+    client = Ending(JOB)
+    client.ends = ends
+    informers = Informers(lambda _: None, saves_models=True)
+    informers.trainingjobs.put(JOB)
+    tell = {each.resource.plural: each.tell for each in informers.watches()}
+    owners = [{"kind": "TrainingJob", "name": "mnist", "uid": "u-1"}]
+    metadata = {"namespace": "team", "labels": {JOB_LABEL: "mnist", ROLE: "master", ATTEMPT: "0"}}
+    role = {**metadata, "name": "mnist-master", "uid": "j", "ownerReferences": owners}
+    tell["jobs"]({"type": "ADDED", "object": {"metadata": role, "spec": {}, "kind": "Job"}})
+    pod = {"metadata": {**metadata, "name": "mnist-master-0", "uid": "p", "deletionTimestamp": ENDED}}
+    tell["pods"]({"type": "ADDED", "object": {**pod, "spec": {}, "status": {"phase": "Running"}}})
+    asyncio.run(
+        Reconciler(client, Kept(client, "c"), informers, Settings(identity="c", saves_models=True)).reconcile(KEY)
+    )
+    assert client.deleted == ([("jobs", "mnist-master")] if ends else [])
