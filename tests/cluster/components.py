@@ -216,6 +216,9 @@ def _kubelet(layout: Layout) -> dict[str, Any]:
             "imagefs.available": "1%",
         },
         "serializeImagePulls": False,
+        # By default both take a minute, and tests would wait for little else.
+        "syncFrequency": "10s",
+        "volumeStatsAggPeriod": "10s",
     }
 
 

@@ -22,7 +22,7 @@ from tests.servers import make_bucket
 pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(1500, func_only=True)]
 READY_S = 240.0
 REACHED_S = 400.0
-"""The kubelet publishes again each 60 to 90 s, and the node asks then."""
+"""The kubelet publishes again by itself now and then (components.py), and the node asks then."""
 
 TOTAL = """
 import os, time

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.e2e_cluster, pytest.mark.timeout(1200, func_only=True)
 NODE, MOUNT_DAEMON = "node", "mount-daemon"
 READY_S = 240.0
 ROTATED_S = 300.0
-"""The kubelet publishes again each 60 to 90 s by its default syncFrequency, when it has the time."""
+"""The kubelet publishes again by itself now and then (components.py), when it has the time."""
 
 
 @pytest.fixture(scope="module")
