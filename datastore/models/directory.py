@@ -66,6 +66,7 @@ _ERRORS: dict[int, type[StoreError]] = {
     errno.ENOENT: NotFound,
     errno.ENOTDIR: NotFound,
     errno.EEXIST: AlreadyExists,
+    errno.ENOTEMPTY: AlreadyExists,
     errno.EACCES: AccessDenied,
     errno.EPERM: AccessDenied,
     errno.EROFS: AccessDenied,
@@ -78,7 +79,7 @@ _ERRORS: dict[int, type[StoreError]] = {
 
 
 @contextmanager
-def _told(path: str | Path) -> Iterator[None]:
+def storage_errors(path: str | Path) -> Iterator[None]:
     """Raise an OSError as the StoreError that means the same."""
     try:
         yield
@@ -111,14 +112,14 @@ class DirectoryStorage:
 
     def read(self, path: str, limit: int | None = None) -> Document:
         """See Storage. With a limit, the tag is not that of the document, and is of no use."""
-        with _told(self._at(path)), self._at(path).open("rb") as file:
+        with storage_errors(self._at(path)), self._at(path).open("rb") as file:
             body = file.read() if limit is None else file.read(limit)
         return Document(body, _tag(body))
 
     def age_s(self, path: str) -> float:
         """See Storage. Both times are from the clock of the file system."""
         at = self._at(path)
-        with _told(at):
+        with storage_errors(at):
             written = at.stat().st_mtime
             probe = at.with_name(f".{at.name}.{secrets.token_hex(8)}{_TEMPORARY}")
             probe.touch()
@@ -137,12 +138,12 @@ class DirectoryStorage:
 
     def remove(self, path: str) -> None:
         """See Storage."""
-        with _told(self._at(path)):
+        with storage_errors(self._at(path)):
             self._at(path).unlink(missing_ok=True)
 
     def names(self, path: str) -> list[Name]:
         """See Storage. Names that begin with a dot are left out."""
-        with _told(self._at(path)):
+        with storage_errors(self._at(path)):
             try:
                 with os.scandir(self._at(path)) as found:
                     return [
@@ -161,7 +162,7 @@ class DirectoryStorage:
         """See Storage. Removes temporary files and locks that are older than any writer waits."""
         at = self._at(path)
         removed = 0
-        with _told(at):
+        with storage_errors(at):
             for name in os.listdir(at) if at.is_dir() else ():
                 with suppress(FileNotFoundError):  # its writer has just ended
                     if _is_left_over(at / name) and time.time() - os.lstat(at / name).st_mtime > self._stale_s + WAIT_S:
@@ -177,7 +178,7 @@ class DirectoryStorage:
 
     def _swap(self, path: str, body: bytes, expected: Tag | None) -> Tag:
         at = self._at(path)
-        with _told(at):
+        with storage_errors(at):
             at.parent.mkdir(parents=True, exist_ok=True)
             if expected is None and at.exists():
                 raise AlreadyExists(f"{at}: is there already", key=path)
@@ -326,7 +327,7 @@ class DirectoryTree:
 
     def scan(self) -> list[Node]:
         """See Tree."""
-        with _told(self._root):
+        with storage_errors(self._root):
             if not self._root.is_dir():
                 if self._root.exists():
                     raise SourceInvalid(f"{self._root}: is no directory; give the directory that it is in")
@@ -343,10 +344,10 @@ class DirectoryTree:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise SourceChanged(f"{path}: became a symbolic link while it was read") from None
-            with _told(path):
+            with storage_errors(path):
                 raise
         try:
-            with _told(path):
+            with storage_errors(path):
                 self._confine(fd, path)
                 body = os.pread(fd, stop - start, start)
                 while len(body) < stop - start and (more := os.pread(fd, stop - start - len(body), start + len(body))):
@@ -360,7 +361,7 @@ class DirectoryTree:
 
     def begin(self) -> None:
         """See Tree."""
-        with _told(self._root):
+        with storage_errors(self._root):
             self._root.mkdir(parents=True)
 
     def write(self, path: str, mode: int, size: int) -> _FileSink:
@@ -370,7 +371,7 @@ class DirectoryTree:
     def make(self, entry: Entry, *, bare: bool) -> None:
         """See Tree. A directory gets its mode in settle(), because the mode may forbid writing in the directory."""
         at = self._root / entry.path
-        with _told(at):
+        with storage_errors(at):
             if entry.kind == "symlink":
                 os.symlink(entry.target, at)
                 return
@@ -390,7 +391,7 @@ class DirectoryTree:
         if not isinstance(tree, DirectoryTree):
             return None
         there, here = tree._root / entry.path, self._root / entry.path
-        with _told(here):
+        with storage_errors(here):
             try:
                 found = os.lstat(there)
                 if _state(found, renamed=True) != state or stat.S_IMODE(found.st_mode) != entry.mode:
@@ -402,7 +403,7 @@ class DirectoryTree:
 
     def settle(self, entries: Sequence[Entry]) -> None:
         """See Tree."""
-        with _told(self._root):
+        with storage_errors(self._root):
             for at, mode in reversed(self._modes):
                 at.chmod(mode)
             self._modes.clear()
@@ -419,12 +420,12 @@ class DirectoryTree:
 
     def discard(self, path: str) -> None:
         """See Tree."""
-        with _told(self._root / path):
+        with storage_errors(self._root / path):
             (self._root / path).unlink(missing_ok=True)
 
     def remove(self) -> int:
         """See Tree."""
-        with _told(self._root):
+        with storage_errors(self._root):
             return _remove(self._root)
 
     def _below(self, path: str) -> Iterator[Node]:
@@ -489,12 +490,12 @@ class _FileSink:
     def write(self, chunk: Body) -> None:
         """See Sink."""
         view = memoryview(chunk)
-        with _told(self._at):
+        with storage_errors(self._at):
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def __enter__(self) -> Self:
-        with _told(self._at):
+        with storage_errors(self._at):
             self._fd = os.open(self._at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         return self
 
@@ -503,7 +504,7 @@ class _FileSink:
     ) -> None:
         try:
             if error is None:
-                with _told(self._at):
+                with storage_errors(self._at):
                     os.fchmod(self._fd, self._mode)
                     os.fsync(self._fd)
                     self.state = _state(os.fstat(self._fd), renamed=True)

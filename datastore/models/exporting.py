@@ -1,11 +1,12 @@
 """Export a version to a directory, a bucket or a tar file. Every byte that is read is compared with the manifest.
 
-A directory appears when it is whole, and so does a tar file (repeatable.py). What an interrupted export to a directory
-or a bucket had written is read again, and is kept if it is right. An export that can't succeed leaves no directory.
+Directories, tar files and image layouts appear when they are whole. What an interrupted export to a directory or a
+bucket had written is read again, and is kept if it is right; other forms begin anew.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +14,20 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from datastore.errors import AlreadyExists, NotFound, StoreError
-from datastore.models.directory import DirectoryTree
+from datastore.errors import AccessDenied, AlreadyExists, NotFound, StoreError, TransientStoreError
+from datastore.models.directory import DirectoryTree, storage_errors
 from datastore.models.errors import SourceChanged, VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress, can_resume
 from datastore.models.registry import Models
 from datastore.models.storage import Body, Node, ReadableTree, Tree, compare
 from datastore.models.transfer import Transfer
+
+Form = Literal["directory", "tar", "oci"]
+_NAME_BYTES = 200
+"""The most bytes of a place's name in that of its hidden directory, which may have 255."""
 
 
 class Exported:
@@ -65,77 +70,127 @@ class Exported:
                 yield entry, transfer.checked(self.tree, entry, (piece for _, piece in pieces))
 
 
-def check_free(place: Path) -> None:
-    """Errors: AlreadyExists when something is where a new directory is to be made."""
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+@contextmanager
+def appearing(models: Models, model: str, number: int, place: Path, form: Form) -> Iterator[Path]:
+    """Yield a path in a hidden directory, at which to make what becomes the place at the end of the block.
+
+    Every export of the version to this place has the same hidden directory, one at a time, so that it continues or
+    replaces what a killed one left. After an error it is kept only if another attempt may continue in it.
+    Errors: AlreadyExists when something is at the place; TransientStoreError when another export is under way;
+    AccessDenied; OutOfSpace and other StoreErrors.
+    """
+    hidden = _hidden(models, model, number, place, form)
+    try:
+        hidden.mkdir(0o700, parents=True, exist_ok=True)
+    except PermissionError as error:
+        why = f"user {os.getuid()} may not write there; let it write in the directory above, or choose another one"
+        raise AccessDenied(f"{error.filename}: {why}") from error
+    made = hidden / "export"
+    with storage_errors(place), _locked(place, hidden):
+        try:
+            if not _is_free(place, hidden):
+                raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
+            if form != "directory":
+                DirectoryTree(made).remove()
+            yield made
+            if place.is_mount():  # it can't be replaced, so what was made moves into it
+                for name in os.listdir(made):
+                    os.rename(made / name, place / name)
+            else:
+                os.rename(made, place)
+        except BaseException as error:
+            if form != "directory" or not can_resume(error):
+                with suppress(StoreError):  # report the first error
+                    DirectoryTree(hidden).remove()
+            raise
+        DirectoryTree(hidden).remove()
+
+
+def _hidden(models: Models, model: str, number: int, place: Path, form: Form) -> Path:
+    name = os.fsencode(place.name)[:_NAME_BYTES].decode(errors="ignore")
+    digest = models.head(model, number).digest.removeprefix("sha256:")
+    return (place if place.is_mount() else place.parent) / f".{name}.{digest[:12]}.{form}.partial"
+
+
+def _is_free(place: Path, hidden: Path) -> bool:
+    """Return whether nothing is at a place, or an empty directory, in which `hidden` may be."""
+    if not place.is_dir():
+        return not place.exists()
+    return all(each == hidden for each in place.iterdir())
+
+
+@contextmanager
+def _locked(place: Path, hidden: Path) -> Iterator[None]:
+    """Lock a hidden directory for this process. Errors: TransientStoreError when another one has locked it."""
+    descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = os.path.samestat(os.fstat(descriptor), hidden.stat())
+        except (BlockingIOError, FileNotFoundError):
+            alone = False
+        if not alone:
+            raise TransientStoreError(f"{place}: another export of this version writes there; wait until it has ended")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
-    """Export to a new directory. Errors: AlreadyExists when something is there; VersionDamaged; then none is made.
-
-    What is written is kept, hidden beside the place, only if another attempt may continue it.
-    """
-    check_free(place)
-    exported = Exported(models, model, number, progress)
-    short = exported.manifest.digest.removeprefix("sha256:")[:12]
-    hidden = place.with_name(f".{place.name[:200]}.{short}.partial")
-    target = DirectoryTree(hidden)
-    try:
-        _into(exported, target, found={node.path: node for node in target.scan()} if hidden.exists() else None)
+    """Export to a new or empty directory, which appears when it is whole. Errors: see appearing(); VersionDamaged."""
+    with appearing(models, model, number, place, "directory") as made:
+        exported = Exported(models, model, number, progress)
+        target = DirectoryTree(made)
+        found = {node.path: node for node in target.scan()} if made.exists() else {}
+        if not made.exists():
+            target.begin()
+        _into(exported, target, found)
         target.settle(exported.manifest.entries)
-        os.rename(hidden, place)
-    except Exception as error:
-        if not can_resume(error):
-            with suppress(StoreError):  # report the first error
-                target.remove()
-        raise
     return exported.manifest
 
 
 def export_tree(models: Models, model: str, number: int, target: Tree, progress: Progress) -> VersionManifest:
-    """Export into a tree that holds at most what an earlier attempt wrote. A new directory appears when it is whole.
+    """Export into a tree that holds at most what an earlier attempt wrote.
 
     Errors: AlreadyExists, naming what else is there; VersionDamaged, after the files not there before are removed.
     """
-    found: dict[str, Node] | None = None
+    if isinstance(target, DirectoryTree):
+        place = Path(target.location)
+        if _is_free(place, _hidden(models, model, number, place, "directory")):
+            return export_directory(models, model, number, place, progress)
+    found: dict[str, Node] = {}
     with suppress(NotFound):
         found = {node.path: node for node in target.scan()}
-    if found is None and isinstance(target, DirectoryTree):
-        return export_directory(models, model, number, Path(target.location), progress)
     exported = Exported(models, model, number, progress)
     paths = {entry.path: entry.kind for entry in exported.manifest.entries}
-    for path, node in (found or {}).items():
+    for path, node in found.items():
         if paths.get(path) != node.kind:
             raise AlreadyExists(f"{target.location}/{path}: is there already; choose a place where nothing is")
     try:
-        _into(exported, target, found=found, foreign=True)
+        _into(exported, target, found, foreign=True)
     except VersionDamaged:
         for node, _ in exported.files:
-            if node.path not in (found or {}):
+            if node.path not in found:
                 target.discard(node.path)
         raise
     target.settle(exported.manifest.entries)
     return exported.manifest
 
 
-def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None, foreign: bool = False) -> None:
-    """found: what is already there; None: not even the directory. foreign: what is there may be somebody else's."""
+def _into(exported: Exported, target: Tree, found: Mapping[str, Node], *, foreign: bool = False) -> None:
+    """found: what is already there. foreign: it may be somebody else's."""
     entries = exported.manifest.entries
     filled = {entry.path.rpartition("/")[0] for entry in entries}
-    there = found or {}
     nodes = {node.path: node for node, _ in exported.files}
     by_path = {entry.path: entry for entry in entries}
     largest = max(nodes.values(), key=lambda node: node.size, default=None)
     by_server = largest is not None and target.reaches(exported.tree, largest)
     exported.begin()
-    if found is None:
-        target.begin()
     with exported.reading(), Transfer(exported.progress) as transfer:
 
         def bring(node: Node) -> None:
             entry = by_path[node.path]
-            old = there.get(node.path)
+            old = found.get(node.path)
             if old is None or not _is_right(transfer, target, old, entry, foreign=foreign):
                 _bring(exported.tree, transfer, node, entry, target, by_server=by_server)
 
@@ -144,7 +199,7 @@ def _into(exported: Exported, target: Tree, *, found: Mapping[str, Node] | None,
                 target.make(entry, bare=entry.path not in filled)
         transfer.each(list(nodes.values()), bring)
         for entry in entries:  # links are made last, so that nothing is ever written through a link
-            if entry.kind == "symlink" and entry.path not in there:
+            if entry.kind == "symlink" and entry.path not in found:
                 target.make(entry, bare=False)
 
 
@@ -173,6 +228,15 @@ def _bring(
     transfer.check(source, node, entry)
     if target.copy(source, node, entry.path, entry.mode) is None:
         transfer.check(source, node, entry, target)
+
+
+def export_tar_file(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
+    """Write a tar file, which appears when it is whole. Errors: see appearing(); VersionDamaged."""
+    with appearing(models, model, number, place, "tar") as made, made.open("xb", buffering=1 << 20) as out:
+        manifest = export_tar(models, model, number, out, progress)
+        out.flush()
+        os.fsync(out.fileno())
+    return manifest
 
 
 def export_tar(models: Models, model: str, number: int, out: Out, progress: Progress) -> VersionManifest:

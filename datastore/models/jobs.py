@@ -143,9 +143,7 @@ def _export(models: Models, request: Request, progress: Progress) -> dict[str, A
     model, path = str(request["model"]), str(request["path"])
     number = models.resolve(VersionReference(model, version=request.get("version"), alias=request.get("alias")))
     with _place(request, "target") as target:
-        manifest = export_repeatably(
-            models, model, number, target, path, request["format"], str(request["saveId"]), progress
-        )
+        manifest = export_repeatably(models, model, number, target, path, request["format"], progress)
     return _of_version(manifest, f"{str(request['target']['location']).rstrip('/')}/{path}")
 
 

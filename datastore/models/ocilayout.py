@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from datastore.models.errors import ModelError
-from datastore.models.exporting import Exported, check_free, member, write_members
+from datastore.models.exporting import Exported, appearing, member, write_members
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
@@ -112,21 +111,17 @@ def export_layout(
     *,
     base: Path | None = None,
     layer_bytes: int = LAYER_BYTES,
-    token: str = "",
 ) -> VersionManifest:
     """Write a new layout at a place. base: the layout of an image to add the layers to, such as one with a shell.
 
-    token: is in the name of the temporary directory beside the place, in which the layout is made; '': a random one.
-    Errors: AlreadyExists; ModelError for the base; VersionDamaged; then nothing is there.
+    Errors: see appearing(); ModelError for the base; VersionDamaged.
     """
-    check_free(place)
     beneath = (
         _bases(Layout(base)) if base else [(None, {"architecture": each, "os": "linux"}) for each in ARCHITECTURES]
     )
-    exported = Exported(models, model, number, progress)
-    partial = place.with_name(f".{place.name[:200]}.{token or secrets.token_hex(4)}.partial")
-    layout = Layout(partial)
-    try:
+    with appearing(models, model, number, place, "oci") as made:
+        exported = Exported(models, model, number, progress)
+        layout = Layout(made)
         layout.begin()
         exported.begin()
         with Transfer(progress) as transfer:
@@ -138,10 +133,6 @@ def export_layout(
         index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": images, "annotations": _said(exported.manifest)}
         named = {_REF_NAME: str(number), **_said(exported.manifest)}
         layout.write_index([{**layout.add_document(INDEX, index), "annotations": named}])
-        os.rename(partial, place)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return exported.manifest
 
 

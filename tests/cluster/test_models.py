@@ -18,11 +18,11 @@ import pytest
 
 from datastore.api.source import S3Location
 from datastore.models.errors import VersionInUse
+from datastore.models.exporting import export_tar_file
 from datastore.models.ocilayout import export_layout
 from datastore.models.opening import opened_storage
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
-from datastore.models.repeatable import export_tar_file
 from tests.cluster.controlled import condition, datastore_of, granted
 from tests.cluster.fixtures import SYSTEM, Site, Storage
 from tests.cluster.kube import Kube, Manifest
@@ -396,7 +396,7 @@ def test_archives_are_exported_through_a_mount(project: Project, tmp_path: Path)
         project.kube.wait_condition("mx", f"as-{form}", "Complete", namespace=project.name, limit_s=LIMIT_S)
     with opened_storage(project.source()) as storage:
         models = Models(storage)
-        export_tar_file(models, "digits", number, tmp_path / "digits.tar", "here", Progress())
+        export_tar_file(models, "digits", number, tmp_path / "digits.tar", Progress())
         export_layout(models, "digits", number, tmp_path / "layout", Progress())
     listed = project.s3.list_objects_v2(Bucket=bucket, Prefix="exports/")["Contents"]
     found = {

@@ -16,13 +16,12 @@ from datastore.cli.model.places import Endpoint, File, Store, open_store, open_t
 from datastore.cli.model.show import Reference
 from datastore.cli.model.work import ProgressOption, Shown, run
 from datastore.errors import AlreadyExists
-from datastore.models.exporting import export_directory, export_tar, export_tree
+from datastore.models.exporting import export_directory, export_tar, export_tar_file, export_tree
 from datastore.models.manifest import VersionManifest
 from datastore.models.names import parse_reference
 from datastore.models.ocilayout import export_layout
 from datastore.models.progress import Progress
 from datastore.models.registry import Models
-from datastore.models.repeatable import export_tar_file
 from datastore.units import format_count, format_size
 
 _ARCHIVES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip", ".7z")
@@ -127,7 +126,7 @@ def _export(models: Models, model: str, number: int, target: str, told: Progress
         return export_tar(models, model, number, sys.stdout.buffer, told)
     if not target.endswith(".tar"):
         return export_directory(models, model, number, _path(target), told)
-    return export_tar_file(models, model, number, _path(target), str(os.getpid()), told)
+    return export_tar_file(models, model, number, _path(target), told)
 
 
 def _path(text: str) -> Path:

@@ -90,7 +90,6 @@ def _begun(seen: ObservedExport, export: ModelExport) -> Plan:
         "alias": spec.alias,
         "path": spec.to.path,
         "format": spec.format,
-        "saveId": seen.export["metadata"]["uid"],
         "who": f"ModelExport {export.metadata.namespace}/{export.name}",
         "store": places.places["store"],
         "target": places.places["target"],

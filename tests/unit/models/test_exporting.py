@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -15,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from datastore.errors import AlreadyExists, NotFound
+from datastore.errors import AlreadyExists, NotFound, OutOfSpace, TransientStoreError
 from datastore.models.archives import open_layout, open_tar
 from datastore.models.directory import DirectoryTree
 from datastore.models.errors import ModelError, ModelNotFound, SourceInvalid, VersionDamaged
-from datastore.models.exporting import export_directory, export_tar, export_tree
+from datastore.models.exporting import export_directory, export_tar, export_tar_file, export_tree
 from datastore.models.manifest import Entry
 from datastore.models.ocilayout import DIGEST_LABEL, INDEX, MANIFEST, Layout, cut, export_layout
 from datastore.models.progress import Event, Progress, Stopped
@@ -119,9 +120,16 @@ def verify_all(models: Models) -> list[str]:
 
 class TestDirectory:
     @promise("S-384")
+    @pytest.mark.parametrize("empty_before", [False, True])
     @pytest.mark.parametrize("in_a_datastore", [False, True])
     def test_an_export_appears_only_when_it_is_complete(
-        self, models: Models, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_datastore: bool
+        self,
+        models: Models,
+        source: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        in_a_datastore: bool,
+        empty_before: bool,
     ) -> None:
         """An interrupted export leaves nothing under the name; the next one goes on."""
 
@@ -133,6 +141,8 @@ class TestDirectory:
 
         monkeypatch.setattr("datastore.models.transfer.FILES_AT_ONCE", 1)
         place = tmp_path / "out"
+        if empty_before:
+            place.mkdir()
         progress = Progress()
         real, read = progress.count, []
 
@@ -140,12 +150,12 @@ class TestDirectory:
             real(files, size_bytes)
             read.append(files)
             if sum(read) >= 3:
-                raise KeyboardInterrupt
+                raise Stopped("SIGTERM", resume=True)
 
         progress.count = count  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped):
             export(progress)
-        assert not place.exists()
+        assert list(tmp_path.rglob("out/*")) == []
         [partial] = [each for each in tmp_path.iterdir() if each.name.endswith(".partial")]
         (next(each for each in partial.rglob("*") if each.is_file())).write_bytes(b"torn")
 
@@ -156,20 +166,45 @@ class TestDirectory:
 
     @promise("S-384", "S-388")
     @pytest.mark.parametrize("resume", [False, True])
-    def test_an_export_that_is_stopped_leaves_no_partial_directory(
-        self, models: Models, source: Path, tmp_path: Path, resume: bool
+    @pytest.mark.parametrize("export", [export_directory, export_layout, export_tar_file])
+    def test_an_export_that_is_stopped_leaves_only_what_the_next_one_can_use(
+        self, models: Models, tmp_path: Path, export: Callable[..., object], resume: bool
     ) -> None:
-        """Ctrl-C stops it for good; after SIGTERM the next export completes it."""
+        """Ctrl-C stops it for good; after SIGTERM the next export of a directory goes on with the files."""
         place = tmp_path / "made" / "out"
         place.parent.mkdir()
         progress = Progress(lambda event: progress.stop(resume=resume) if event.phase == "reading" else None)
         with pytest.raises(Stopped):
-            export_directory(models, "digits", 1, place, progress)
-        assert bool(list(place.parent.iterdir())) == resume
+            export(models, "digits", 1, place, progress)
+        assert bool(list(place.parent.iterdir())) == (resume and export is export_directory)
 
-        export_directory(models, "digits", 1, place, Progress())
-        assert tree_of(place) == tree_of(source)
+        export(models, "digits", 1, place, Progress())
         assert list(place.parent.iterdir()) == [place]
+
+    @promise("S-384")
+    @pytest.mark.parametrize("export", [export_directory, export_layout, export_tar_file])
+    def test_two_exports_at_once_to_one_place_do_not_disturb_each_other(
+        self, models: Models, tmp_path: Path, export: Callable[..., object]
+    ) -> None:
+        """The second says so and ends, before it has touched what the first has written."""
+        place, refused = tmp_path / "out", []
+
+        def begin_another(event: Event) -> None:
+            if event.phase == "reading" and event.files == 3:
+                with pytest.raises(
+                    TransientStoreError, match="out: another export of this version writes there"
+                ) as said:
+                    export(models, "digits", 1, place, Progress())
+                refused.append(said)
+
+        export(models, "digits", 1, place, Progress(begin_another, clock=itertools.count().__next__))
+        export(models, "digits", 1, tmp_path / "alone", Progress())
+        assert refused
+        if place.is_dir():
+            assert tree_of(place) == tree_of(tmp_path / "alone")
+        else:
+            assert place.read_bytes() == (tmp_path / "alone").read_bytes()
+        assert not list(tmp_path.glob(".*"))
 
     @promise("S-381", "S-384")
     @pytest.mark.parametrize("form", ["directory", "oci", "tar"])
@@ -206,6 +241,46 @@ class TestDirectory:
         (place / "mine").unlink()
         export_directory(models, "digits", 1, place, Progress())
         assert (place / "run.sh").stat().st_mode & 0o777 == 0o755
+
+    @promise("S-384")
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a tmpfs")
+    @pytest.mark.parametrize("export", [export_directory, export_layout])
+    def test_an_export_fills_a_mount_point(
+        self, models: Models, source: Path, tmp_path: Path, export: Callable[..., object]
+    ) -> None:
+        """As the empty volume of a pod; nothing goes beside it, where another file system is."""
+        for name in ("alone", "volume"):
+            (tmp_path / name).mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "volume"], check=True)
+        try:
+            beside = sorted(os.listdir(tmp_path))
+            looked = Progress(lambda _: pytest.fail("beside it") if sorted(os.listdir(tmp_path)) != beside else None)
+            export(models, "digits", 1, tmp_path / "volume", looked)
+            export(models, "digits", 1, tmp_path / "alone", Progress())
+            assert tree_of(tmp_path / "volume") == tree_of(tmp_path / "alone")
+        finally:
+            subprocess.run(["umount", tmp_path / "volume"], check=True)
+
+    @promise("S-384")
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root mounts a tmpfs")
+    @pytest.mark.parametrize("export", [export_directory, export_layout, export_tar_file])
+    def test_an_export_that_fills_the_disk_names_the_place_and_leaves_nothing(
+        self, models: Models, tmp_path: Path, export: Callable[..., object]
+    ) -> None:
+        (tmp_path / "disk").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path / "disk"], check=True)
+        try:
+            with pytest.raises(OutOfSpace, match=r"disk/.*out.*: No space left on device"):
+                export(models, "digits", 1, tmp_path / "disk" / "out", Progress())
+            assert os.listdir(tmp_path / "disk") == []
+        finally:
+            subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+    @promise("S-384")
+    def test_a_name_of_255_bytes_is_a_target(self, models: Models, source: Path, tmp_path: Path) -> None:
+        for number, name in enumerate(("n" * 255, "漢" * 85)):
+            export_directory(models, "digits", 1, tmp_path / str(number) / name, Progress())
+            assert tree_of(tmp_path / str(number) / name) == tree_of(source)
 
     @promise("S-378")
     def test_a_directory_that_nobody_may_write_in_is_exported_and_deleted(
