@@ -41,6 +41,9 @@ STALE_S = 60.0
 """The age from which figures no longer count as present."""
 _TRAIL = 5
 """How many of the last printed lines are compared to find their place in the log that the evidence has."""
+_TAIL_MORE = 1000
+"""How many lines more than wanted are read of the end of a log: the kubelet counts each 16 KiB of a line as a line, and
+of lines with the same time either all or none must be read."""
 _ENDED = ("Succeeded", "Failed", "Suspended")
 
 
@@ -143,7 +146,7 @@ class KubernetesDriver:
             ended = False
             try:
                 ended = self.observe(name, namespace).status.phase in _ENDED
-                new = self._new_lines(name, namespace, readers, last=ended or not follow)
+                new = self._new_lines(name, namespace, readers, tail, last=ended or not follow)
                 yield from newest(new, tail)
                 tail = None
                 outage.over()
@@ -156,7 +159,9 @@ class KubernetesDriver:
                 return
             time.sleep(POLL_S)
 
-    def _new_lines(self, name: str, namespace: str, readers: Sequence[_Reader], *, last: bool) -> Iterator[LogLine]:
+    def _new_lines(
+        self, name: str, namespace: str, readers: Sequence[_Reader], tail: int | None, *, last: bool
+    ) -> Iterator[LogLine]:
         pods = self._pods(name, namespace)
         kept, logged = self._evidence(name, namespace)
         logs = {each.name: each.log for each in kept.replicas}
@@ -165,7 +170,7 @@ class KubernetesDriver:
             yield from reader.kept(logs.get(reader.task.name, ""))
             for pod in sorted(own, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
                 ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-                yield from reader.new(pod, last=last or ended)
+                yield from reader.new(pod, tail, last=last or ended)
 
     def metrics(self, name: str, namespace: str) -> Sequence[dict[str, Any]]:
         """See Driver. The figures are from the node plugins, which report every 10 s; `why` says why there are none."""
@@ -260,10 +265,13 @@ class _Reader:
         self._trail: deque[str] = deque(maxlen=_TRAIL)
         self._kept = ""
 
-    def new(self, pod: Raw, *, last: bool) -> Iterator[LogLine]:
-        """Yield the lines of a pod since the last call. last: also a last line without an end."""
+    def new(self, pod: Raw, tail: int | None, *, last: bool) -> Iterator[LogLine]:
+        """Yield the lines of a pod since the last call. tail: at first only so many, or some more. last: also a last
+        line without an end."""
         read = self._pods.setdefault(pod["metadata"]["uid"], _PodLog())
         query = [("container", names.CONTAINER), ("timestamps", "true"), *read.since]
+        if tail is not None and not read.since:
+            query.append(("tailLines", str(tail + _TAIL_MORE)))
         try:
             text = self._client.text(PODS.path(self._namespace, pod["metadata"]["name"], "log"), query)
         except (InvalidRequest, NotFound):

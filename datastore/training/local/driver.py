@@ -151,7 +151,7 @@ class LocalDriver:
             last = directory.read_state().status.last_run
             runs = f"the last one is {last}" if last else "none was yet"
             raise DatastoreError(f"TrainingJob {name} has a schedule, and each run is a job of its own; {runs}")
-        readers = [(task, _Lines(directory.log(task.name))) for task in chosen(job, role, index)]
+        readers = [(task, _Lines(directory.log(task.name), tail)) for task in chosen(job, role, index)]
         while True:
             ended = not (follow and directory.alive)
             said = False
@@ -374,10 +374,12 @@ def _sweep(directory: JobDirectory, deadline: float) -> str:
 
 
 class _Lines:
-    """Reads a growing log line by line, from the oldest part that is kept on disk."""
+    """Reads a growing log line by line, from the oldest part that is kept on disk. tail: from so many lines before its
+    present end, or some more."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail: int | None) -> None:
         self._path = path
+        self._tail = tail
         self._at = -1
         self._lines = LineSplitter()
 
@@ -387,7 +389,7 @@ class _Lines:
             with self._path.open("rb", buffering=0) as log:
                 if self._at < 0:
                     self._at = 0
-                    self._skip(log, max(0, os.fstat(log.fileno()).st_size - MAX_LOG_BYTES))
+                    self._skip(log, self._begin(log))
                 log.seek(self._at)
                 while chunk := log.read(_READ_BYTES):
                     # Looked at after the read: the launcher frees the space of old parts, which then read as zeros.
@@ -406,6 +408,17 @@ class _Lines:
             return
         if last:
             yield from self._lines.end()
+
+    def _begin(self, log: BinaryIO) -> int:
+        """Return the offset behind which the first wanted line begins."""
+        at = os.fstat(log.fileno()).st_size
+        kept, newlines = max(0, at - MAX_LOG_BYTES), 0
+        if self._tail is None:
+            return kept
+        while at > kept and newlines <= self._tail:
+            end, at = at, max(kept, at - _READ_BYTES)
+            newlines += os.pread(log.fileno(), end - at, at).count(b"\n")
+        return at
 
     def _skip(self, log: BinaryIO, offset: int) -> None:
         """Continue with the first line that begins after an offset."""

@@ -85,9 +85,15 @@ def test_a_log_is_followed_over_an_outage(api: PlayedApi, tmp_path: Path, monkey
 def test_a_log_begins_with_its_last_lines_and_is_followed(
     api: PlayedApi, cluster: driver.KubernetesDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The API server is asked for the end of the log only, and then for what is new."""
     api.objects[LOG]["text"] = "2026-01-01T00:00:00.0Z none\n2026-01-01T00:00:01.0Z one\n"
     monkeypatch.setattr(driver.time, "sleep", lambda _: ends(api))  # type: ignore[attr-defined]
     assert [each.text for each in cluster.logs("digits", "team", follow=True, tail=1)] == ["one", "two"]
+    asked = [parse_qs(urlsplit(target).query) for _, target, _ in api.asked if "/log?" in target]
+    assert [(each.get("tailLines"), each.get("sinceTime")) for each in asked] == [
+        (["1001"], None),
+        (None, ["2026-01-01T00:00:01Z"]),
+    ]
 
 
 @promise("S-348")

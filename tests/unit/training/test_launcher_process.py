@@ -395,6 +395,26 @@ def test_of_a_long_log_the_oldest_line_is_whole(directory: JobDirectory) -> None
     assert {each.text for each in LocalDriver().logs("digits", "default")} == {"x" * 70}
 
 
+def test_the_last_lines_of_a_long_log_are_read_from_its_end(directory: JobDirectory) -> None:
+    """Also of lines that are longer than what is read at once, and of a log with fewer lines."""
+
+    def read_bytes() -> int:
+        return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
+
+    log, long = directory.log("master-0"), "x" * 200_000
+    for written, tail, shown in (
+        ("no\n" * (2 << 20) + "one\ntwo\n", 2, ["one", "two"]),
+        ("no\n" * (2 << 20) + "one\ntwo", 2, ["one", "two"]),
+        (f"no\n{long}\n{long}\n", 2, [long, long]),
+        ("one\ntwo\n", 3, ["one", "two"]),
+        ("no\n" * (2 << 20), 0, []),
+    ):
+        log.write_text(written)
+        before = read_bytes()
+        assert [each.text for each in LocalDriver().logs("digits", "default", tail=tail)] == shown
+        assert read_bytes() - before < 2 << 20
+
+
 def test_a_log_begins_with_its_last_lines_and_is_followed(directory: JobDirectory) -> None:
     directory.log("master-0").write_text("one\ntwo\nthree\n")
     driver = LocalDriver()
