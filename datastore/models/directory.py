@@ -89,16 +89,12 @@ def storage_errors(path: str | Path) -> Iterator[None]:
 
 
 class DirectoryStorage:
-    """See Storage. root: an absolute path."""
+    """See Storage. root: an absolute path. location: for people, where the data of a mounted directory is."""
 
-    def __init__(self, root: str | Path, *, stale_s: float = STALE_S) -> None:
+    def __init__(self, root: str | Path, *, location: str = "", stale_s: float = STALE_S) -> None:
+        self.location = location or str(root)
         self._root = Path(root)
         self._stale_s = stale_s
-
-    @property
-    def location(self) -> str:
-        """The path of the directory."""
-        return str(self._root)
 
     def check(self) -> None:
         """See Storage. Refuses file systems on which two machines can create the same file."""
@@ -156,7 +152,7 @@ class DirectoryStorage:
 
     def tree(self, path: str) -> DirectoryTree:
         """See Storage."""
-        return DirectoryTree(self._at(path))
+        return DirectoryTree(self._at(path), location=f"{self.location}/{path}")
 
     def sweep(self, path: str) -> int:
         """See Storage. Removes temporary files and locks that are older than any writer waits."""
@@ -313,17 +309,19 @@ def _made_by(path: Path) -> str | None:
 
 
 class DirectoryTree:
-    """See Tree. within: the directory above, in which a link out of the tree must end; None: links aren't checked."""
+    """See Tree. within: the directory above, in which a link out of the tree must end; None: links aren't checked.
+    location: as in DirectoryStorage."""
 
-    def __init__(self, root: str | Path, *, within: str | Path | None = None) -> None:
+    def __init__(self, root: str | Path, *, within: str | Path | None = None, location: str = "") -> None:
+        self.location = location or str(root)
         self._root = Path(root)
         self._within = None if within is None else Path(within).resolve()
         self._modes: list[tuple[Path, int]] = []
 
     @property
-    def location(self) -> str:
+    def path(self) -> Path:
         """The path of the directory."""
-        return str(self._root)
+        return self._root
 
     def scan(self) -> list[Node]:
         """See Tree."""

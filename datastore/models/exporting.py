@@ -154,10 +154,10 @@ def export_tree(models: Models, model: str, number: int, target: Tree, progress:
 
     Errors: AlreadyExists, naming what else is there; VersionDamaged, after the files not there before are removed.
     """
-    if isinstance(target, DirectoryTree):
-        place = Path(target.location)
-        if _is_free(place, _hidden(models, model, number, place, "directory")):
-            return export_directory(models, model, number, place, progress)
+    if isinstance(target, DirectoryTree) and _is_free(
+        target.path, _hidden(models, model, number, target.path, "directory")
+    ):
+        return export_directory(models, model, number, target.path, progress)
     found: dict[str, Node] = {}
     with suppress(NotFound):
         found = {node.path: node for node in target.scan()}

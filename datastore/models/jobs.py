@@ -18,14 +18,14 @@ from typing import Any
 
 from datastore.api.resolve import source_of
 from datastore.api.secretmanifest import SecretManifest, for_storage
-from datastore.api.source import LocalLocation, Source
+from datastore.api.source import Source
 from datastore.api.volumecontext import SPEC, Reference, from_context
 from datastore.errors import DatastoreError, InvalidManifest, StoreError
 from datastore.models.errors import SaveLost, VersionDamaged
 from datastore.models.jobcontract import EXIT_AGAIN, EXIT_FINAL, REQUEST, SECRETS
 from datastore.models.manifest import Lineage, VersionManifest
 from datastore.models.names import Reference as VersionReference
-from datastore.models.opening import opened_storage, opened_tree
+from datastore.models.opening import located, opened_storage, opened_tree
 from datastore.models.progress import Event, Progress
 from datastore.models.registry import Models, Use
 from datastore.models.repeatable import export_repeatably
@@ -59,7 +59,7 @@ def main() -> int:
 
 def perform(request: Request, progress: Progress) -> dict[str, Any]:
     """Carry out a request and return the answer. Errors: DatastoreError."""
-    with _place(request, "store") as store, opened_storage(store) as storage:
+    with _place(request, "store") as (store, location), opened_storage(store, location) as storage:
         models = Models(storage, who=str(request["who"]))
         verb = {"save": _save, "adopt": _adopt, "delete": _delete, "update": _update, "export": _export}[request["do"]]
         return verb(models, request, progress)
@@ -80,10 +80,10 @@ def _save(models: Models, request: Request, progress: Progress) -> dict[str, Any
     lineage = dict(request.get("lineage") or {})
     command = tuple(lineage.pop("command", ()))
     path = str(request.get("path", ""))
-    with _place(request, "source") as source, opened_tree(source, path) as tree:
+    with _place(request, "source") as (source, location), opened_tree(source, path, location) as tree:
         wish = Wish(
             model=str(request["model"]),
-            lineage=Lineage(**lineage, command=command, location=str(request["source"]["location"]), path=path),
+            lineage=Lineage(**lineage, command=command, location=tree.location, path=path),
             labels=dict(request.get("labels") or {}),
             force=bool(request.get("force")),
             save_id=str(request["saveId"]),
@@ -142,9 +142,9 @@ def _export(models: Models, request: Request, progress: Progress) -> dict[str, A
     """Export a version, comparing it with its manifest before and after; a repeated request continues the export."""
     model, path = str(request["model"]), str(request["path"])
     number = models.resolve(VersionReference(model, version=request.get("version"), alias=request.get("alias")))
-    with _place(request, "target") as target:
+    with _place(request, "target") as (target, location):
         manifest = export_repeatably(models, model, number, target, path, request["format"], progress)
-    return _of_version(manifest, f"{str(request['target']['location']).rstrip('/')}/{path}")
+    return _of_version(manifest, f"{location}/{path}")
 
 
 def _told(models: Models, manifest: VersionManifest, request: Request) -> dict[str, Any]:
@@ -179,16 +179,19 @@ def _of_model(models: Models, model: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _place(request: Request, name: str) -> Iterator[Source]:
-    """Yield the place of the store, source or target: a mounted directory, or a bucket with the keys of a Secret."""
+def _place(request: Request, name: str) -> Iterator[tuple[Source, str]]:
+    """Yield the place of the store, source or target, and its location: a mounted directory, or a bucket with the keys
+    of a Secret."""
     place = request[name]
+    location = str(place["location"]).rstrip("/")
     if "directory" in place:
-        yield LocalLocation(path=str(place["directory"]))
+        with located(str(place["directory"]), location) as directory:
+            yield directory, location
         return
     spec = from_context({SPEC: json.dumps(place["spec"])})
     if isinstance(spec, Reference):
         raise InvalidManifest(f"{name}: is no place")
-    yield source_of(spec, _secret(SECRETS / name))
+    yield source_of(spec, _secret(SECRETS / name)), location
 
 
 def _secret(folder: Path) -> SecretManifest | None:

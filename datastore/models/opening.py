@@ -1,13 +1,17 @@
-"""Open a place of data (datastore/api/source.py) as a store of models, or as a tree to save from or export to."""
+"""Open a place of data (datastore/api/source.py) as a store of models, or as a tree to save from or export to.
+
+`location` says where the data of a directory is that is mounted for the moment only; manifests name it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from datastore.api.source import LocalLocation, S3Location, Source
-from datastore.errors import InvalidRequest
+from datastore.errors import DatastoreError, InvalidRequest
 from datastore.fuse.store.s3 import open_s3, probe
 from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.objects import Objects, ObjectStorage, ObjectTree, Place
@@ -17,17 +21,19 @@ PROBE_DEADLINE_S = 10.0
 
 
 @contextmanager
-def opened_storage(source: Source) -> Iterator[Storage]:
+def opened_storage(source: Source, location: str = "") -> Iterator[Storage]:
     """Open the store of models in a bucket, or in the directory where other storage is mounted. Errors: StoreError."""
     if isinstance(source, S3Location):
         with _objects(source, writable=True) as objects:
             yield ObjectStorage(objects, source.prefix)
         return
-    yield DirectoryStorage(_directory(source))
+    yield DirectoryStorage(_directory(source), location=location)
 
 
 @contextmanager
-def opened_tree(source: Source, path: str, *, writable: bool = False, follow_links: bool = False) -> Iterator[Tree]:
+def opened_tree(
+    source: Source, path: str, location: str = "", *, writable: bool = False, follow_links: bool = False
+) -> Iterator[Tree]:
     """Open a directory below a place ('' is the place); it need not exist. Errors: StoreError, InvalidRequest.
 
     follow_links: a link that leads out of a local place stands for its file, in place of an error.
@@ -41,7 +47,19 @@ def opened_tree(source: Source, path: str, *, writable: bool = False, follow_lin
             yield ObjectTree(objects, prefix, within=source.prefix)
         return
     root = _directory(source)
-    yield DirectoryTree(Path(root, *names), within="/" if follow_links else root)
+    below = "/".join([location, *names]) if location else ""
+    yield DirectoryTree(Path(root, *names), within="/" if follow_links else root, location=below)
+
+
+@contextmanager
+def located(path: str, location: str) -> Iterator[LocalLocation]:
+    """Yield a directory that is mounted for the moment; errors that leave the block name the location in its place."""
+    try:
+        yield LocalLocation(path=path)
+    except DatastoreError as error:
+        named = rf"(?<![^\s'\"]){re.escape(path)}(?![\w.-])"
+        error.args = (re.sub(named, lambda _: location or path, str(error)),)
+        raise
 
 
 @contextmanager

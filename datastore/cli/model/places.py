@@ -24,7 +24,7 @@ from datastore.cli.mount import say_credentials
 from datastore.errors import InvalidManifest
 from datastore.models.archives import open_layout, open_tar
 from datastore.models.errors import SourceInvalid
-from datastore.models.opening import opened_storage, opened_tree
+from datastore.models.opening import located, opened_storage, opened_tree
 from datastore.models.registry import Models
 from datastore.models.storage import ReadableTree, Tree
 from datastore.mounting import lifecycle, unmounting
@@ -80,7 +80,7 @@ def open_store(file: str | None, store: str | None, *, to_write: bool = False) -
     if to_write:
         manifest.check_writable(datastore)
     say_credentials(manifest, datastore)
-    with reached(manifest, datastore) as source, opened_storage(source) as storage:
+    with reached(manifest, datastore) as (source, location), opened_storage(source, location) as storage:
         yield OpenStore(manifest, datastore, Models(storage))
 
 
@@ -101,8 +101,8 @@ def open_source(
     opened_tree().
     """
     if text.startswith("s3://"):
-        location, path = _s3(text, endpoint)
-        with opened_tree(location, path) as tree:
+        bucket, path = _s3(text, endpoint)
+        with opened_tree(bucket, path) as tree:
             yield tree, "", ""
         return
     if text.startswith(("/", ".", "~")):
@@ -119,7 +119,7 @@ def open_source(
         raise InvalidManifest(f"{error}{hint}") from None
     say_credentials(manifest, datastore)
     upload_rest(datastore)
-    with reached(manifest, datastore) as source, opened_tree(source, path) as tree:
+    with reached(manifest, datastore) as (source, location), opened_tree(source, path, location) as tree:
         yield tree, name, path.strip("/")
 
 
@@ -148,8 +148,8 @@ def open_import(text: str, file: str | None, endpoint: str) -> Iterator[tuple[Re
 def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
     """Open s3://bucket/prefix or datastore://NAME/path for writing."""
     if text.startswith("s3://"):
-        location, path = _s3(text, endpoint)
-        with opened_tree(location, path, writable=True) as tree:
+        bucket, path = _s3(text, endpoint)
+        with opened_tree(bucket, path, writable=True) as tree:
             yield tree
         return
     name, _, path = text.removeprefix("datastore://").partition("/")
@@ -157,7 +157,7 @@ def open_target(text: str, file: str | None, endpoint: str) -> Iterator[Tree]:
     datastore = manifest.pick(name)
     manifest.check_writable(datastore)
     say_credentials(manifest, datastore)
-    with reached(manifest, datastore) as source, opened_tree(source, path, writable=True) as tree:
+    with reached(manifest, datastore) as (source, location), opened_tree(source, path, location, writable=True) as tree:
         yield tree
 
 
@@ -180,11 +180,12 @@ def upload_rest(datastore: Datastore) -> None:
 
 
 @contextmanager
-def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
-    """Yield where a Datastore's data is: buckets and local directories as they are, others mounted for the block."""
+def reached(manifest: Manifest, datastore: Datastore) -> Iterator[tuple[Source, str]]:
+    """Yield where a Datastore's data is: buckets and local directories as they are, others mounted for the block, with
+    the location of what is mounted."""
     source = source_in(manifest, datastore)
     if isinstance(source, S3Location | LocalLocation):
-        yield source
+        yield source, ""
         return
     with ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"datastore-{datastore.name}-"))
@@ -192,7 +193,8 @@ def reached(manifest: Manifest, datastore: Datastore) -> Iterator[Source]:
         watch = stack.enter_context(watching())
         record = lifecycle.mount(manifest, datastore, place, MountOptions(), watch, ends_with_us=True)
         stack.callback(unmounting.unmount, record, say=note)
-        yield LocalLocation(path=place)
+        location = datastore.location.rstrip("/")
+        yield stack.enter_context(located(place, location)), location
 
 
 def _s3(text: str, endpoint: str) -> tuple[S3Location, str]:

@@ -477,7 +477,8 @@ class TestDamagedManifest:
         for save_id in ("one", "two"):
             saved(models, source, save_id)
         (tmp_path / "digits/2.json").write_bytes(junk)
-        asked = {"store": {"directory": str(tmp_path)}, "who": "tester", "do": "delete", "model": "digits"}
+        store = {"directory": str(tmp_path), "location": "nfs://host/models/"}
+        asked = {"store": store, "who": "tester", "do": "delete", "model": "digits"}
         assert perform({**asked, "saveId": "one"}, Progress())["versions"] == 1
         assert not (tmp_path / "digits/1").exists()
         with pytest.raises(VersionDamaged, match=r"digits/2\.json"):

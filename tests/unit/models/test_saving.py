@@ -28,6 +28,7 @@ from datastore.models.errors import SaveLost, SourceChanged, SourceInvalid, Vers
 from datastore.models.exporting import export_directory
 from datastore.models.manifest import Entry, Lineage
 from datastore.models.objects import Objects, ObjectStorage, ObjectTree, Place
+from datastore.models.opening import located, opened_tree
 from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import Saved, Wish, save
@@ -505,6 +506,22 @@ class TestInterruptions:
         assert left == [f"digits/{each}.json" for each in range(1, number + 1)]
         export_directory(models, "digits", number, tmp_path / "out", Progress())
         assert tree_of(tmp_path / "out") == tree_of(source)
+
+    @promise("S-377")
+    def test_a_save_goes_on_although_its_source_is_mounted_elsewhere_now(self, home: Home, source: Path) -> None:
+        """As each command mounts NFS and SFTP at a new directory: what counts is where the data is."""
+        for again in (False, True):
+            place = source.rename(source.with_name(f"mounted-{again}"))
+            with (
+                located(str(place), "sftp://host/runs") as mounted,
+                opened_tree(mounted, "", "sftp://host/runs") as tree,
+            ):
+                if not again:
+                    with pytest.raises(Stopped):
+                        save(home.models(), tree, wish(), stop_after(3, resume=True))
+                else:
+                    assert saved(home.models(), tree).resumed_files >= 1
+            place.rename(source)
 
     @promise("S-377")
     def test_a_file_that_changed_meanwhile_is_read_again(self, home: Home, source: Path) -> None:
