@@ -109,6 +109,7 @@ def test_the_same_file_gives_every_task_its_place(laptop: Laptop) -> None:
             "mounts two Datastores at /a: data and out",
         ),
         ("  framework: none\n  command: [no-such-program]\n", "no-such-program: no such command on PATH"),
+        ("  framework: none\n  image: digits:1\n", "the command of master-0: spec.command is missing; --local runs"),
         ("  framework: none\n  command: [./missing.sh]\n", "./missing.sh: no such command"),
         ("  framework: none\n  command: [./plain.txt]\n", "./plain.txt: can't be executed"),
         (

@@ -43,12 +43,14 @@ $2."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one replica runs. unique: a name that no other replica of this user has. command: [] for the image's own."""
+    """What one replica runs. unique: a name that no other replica of this user has. command: [] for the image's own,
+    with these arguments."""
 
     unique: str
     job: str
     command: Sequence[str]
     variables: Mapping[str, str]
+    arguments: Sequence[str] = ()
     gpus: Sequence[Gpu] = ()
     image: str = ""
     limits: Limits = NO_LIMITS
@@ -97,6 +99,8 @@ class Namespaces:
 
     def check(self, run: Run) -> None:
         """Check the command. Errors: DatastoreError when it can't be started."""
+        if not run.command:
+            raise DatastoreError("spec.command is missing")
         search = self.environment(run).get("PATH", os.defpath)
 
         def source_of(path: str) -> str:
@@ -181,7 +185,7 @@ class Container:
         command = [*arguments]
         if run.command:
             command += ["--entrypoint", run.command[0]]
-        return [*command, run.image, *run.command[1:]]
+        return [*command, run.image, *run.command[1:], *run.arguments]
 
     def environment(self, run: Run) -> dict[str, str]:
         """Return our own environment, which the engine needs, and the variables that it passes to the container."""

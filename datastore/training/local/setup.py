@@ -26,7 +26,7 @@ from datastore.training.local.mounts import Mounts
 from datastore.training.local.records import JobDirectory, Submitter
 from datastore.training.local.sandbox import Shown
 from datastore.training.topology import Address, Task, Topology, topology_of
-from datastore.training.variables import command_of, of_task
+from datastore.training.variables import command_of, expand, of_task
 from datastore.units import exact_quantity, parse_quantity
 
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
@@ -140,7 +140,10 @@ class Setup:
         """Return what a task runs on these GPUs. Errors: InvalidManifest."""
         variables = of_task(self.topology, self._job, task, self._lookup, self._token)
         command = command_of(self.topology, self._job, task, variables)
-        given = {**{f"variable {name}": value for name, value in variables.items()}, "its command": "".join(command)}
+        role = role_of(self._job.spec, task.role)
+        arguments = [] if command else [expand(word, variables) for word in role.args or []]
+        words = "".join([*command, *arguments])
+        given = {**{f"variable {name}": value for name, value in variables.items()}, "its command": words}
         for what, text in given.items():
             if "\0" in text:
                 raise InvalidManifest(
@@ -152,9 +155,10 @@ class Setup:
             unique=f"{self._job.name}-{task.name}-{restarts}-{os.getpid()}",
             job=f"{self._job.namespace}-{self._job.name}",
             command=command,
+            arguments=arguments,
             variables={**gpus.variables(list(devices)), "DATASTORE_RUN": self.run_id, **variables},
             gpus=devices,
-            image=role_of(self._job.spec, task.role).image or "",
+            image=role.image or "",
             limits=self.limits(task),
         )
 

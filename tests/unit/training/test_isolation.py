@@ -43,6 +43,24 @@ def test_a_podman_that_does_not_see_the_mounts_is_refused(container: Container, 
 
 
 @promise("S-335")
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        (["train", "-v"], [], ["--entrypoint", "train", "digits:1", "-v"]),
+        ([], ["-v"], ["digits:1", "-v"]),
+        ([], [], ["digits:1"]),
+    ],
+)
+def test_the_command_or_the_arguments_of_the_job_replace_those_of_the_image(
+    container: Container, command: list[str], arguments: list[str], words: list[str]
+) -> None:
+    run = Run(unique="a", job="a", command=command, arguments=arguments, variables={}, image="digits:1")
+    shown = ["--volume", f"{container.shown['/data'].source}:/data"]
+    line = container.command_line(run)
+    assert line[line.index("missing") + 1 :] == [*shown, *words]
+
+
+@promise("S-335")
 def test_variables_of_the_job_are_none_of_the_engine(container: Container) -> None:
     """It is found, and finds its images, whatever the job's PATH and HOME; no other value shows in an argument."""
     variables = {"HOME": "/workspace", "PATH": "/opt/conda/bin", "TOKEN": "secret"}
