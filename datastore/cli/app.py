@@ -95,6 +95,8 @@ def exit_code_of(run_verb: Callable[[], object], came: Sequence[int] = ()) -> in
     """
     try:
         code = run_verb()
+        if came and code == ExitCode.INTERRUPTED:
+            fail("interrupted")  # typer has turned the KeyboardInterrupt into this code
         return code if isinstance(code, int) else ExitCode.OK
     except Interrupted as interrupted:
         fail(str(interrupted))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.cli import app
+from datastore.cli import app, crd
 from datastore.mounting import records, signals
 from tests.patience import eventually
 from tests.promises import promise
@@ -250,6 +250,14 @@ def test_ctrl_c_is_an_interrupt_whatever_a_library_makes_of_it(capfd: pytest.Cap
     with signals.keyboard() as came:
         assert app.exit_code_of(verb, came) == 130
     assert signal.getsignal(signal.SIGINT) is before
+    assert capfd.readouterr() == ("", "error: interrupted\n")
+
+
+def test_ctrl_c_in_a_verb_is_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer makes an exit code of it, without a word."""
+    monkeypatch.setattr(crd, "crd_command", lambda: signal.raise_signal(signal.SIGINT))
+    with signals.keyboard() as came:
+        assert app.exit_code_of(lambda: app.run(["crd"]), came) == 130
     assert capfd.readouterr() == ("", "error: interrupted\n")
 
 
