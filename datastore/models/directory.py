@@ -166,9 +166,6 @@ class DirectoryStorage:
                         removed += 1
         return removed
 
-    def close(self) -> None:
-        """See Storage."""
-
     def _at(self, path: str) -> Path:
         return self._root / path if path else self._root
 

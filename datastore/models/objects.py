@@ -204,10 +204,6 @@ class ObjectStorage:
         """See Storage. Nothing is ever left, because a request takes effect as a whole."""
         return 0
 
-    def close(self) -> None:
-        """See Storage."""
-        self._objects.close()
-
 
 class ObjectTree:
     """See Tree. prefix: '' or ends with '/'. within: as in DirectoryTree, but a prefix, with which `prefix` begins."""

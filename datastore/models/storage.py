@@ -196,10 +196,6 @@ class Storage(Protocol):
         """Remove what interrupted writers of documents left directly in a directory; return how many files went."""
         ...
 
-    def close(self) -> None:
-        """Release connections; idempotent."""
-        ...
-
 
 def leads_inside(path: str, target: str) -> bool:
     """Return whether a link at a path of a tree stays in the tree, judged by its text alone."""

@@ -28,7 +28,6 @@ from datastore.training.local.records import (
     JobDirectory,
     LocalState,
     Submitter,
-    Wanted,
     all_directories,
     check_datastores,
     directory_of,
@@ -124,7 +123,7 @@ class LocalDriver:
                 raise Unsynced(f"TrainingJob {name}: {status.message}")
             _say_suspended(directory)
         elif not directory.alive:
-            directory.write_wanted(Wanted())
+            directory.write_wanted("")
             start_launcher(directory)
 
     def free(self, name: str, namespace: str) -> float:
@@ -230,7 +229,7 @@ class LocalDriver:
         """Tell the launcher, if it lives, to end, and wait for that; until_freed: until its resources are freed."""
         if not directory.alive:
             return
-        directory.write_wanted(Wanted(why))
+        directory.write_wanted(why)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         with self._told(directory, deadline):
             while directory.alive:

@@ -244,7 +244,7 @@ class Launcher:
 
     def _wanted_stop(self) -> Ended | None:
         """Return how the run ends if a command or a signal stops it, else None."""
-        stop = self.directory.read_wanted().stop
+        stop = self.directory.read_wanted()
         if stop == "delete":
             message = "`datastore job delete` has ended it, and removes it; `datastore job resume` lets it run again"
             return Ended(phase="Suspended", reason="Suspended", message=message)
@@ -381,7 +381,7 @@ class Launcher:
 
         def stopped() -> bool:
             self.watch.wait([], TICK_S)
-            return self.directory.read_wanted().stop == "delete" or self.watch.take() is not None
+            return self.directory.read_wanted() == "delete" or self.watch.take() is not None
 
         assert self.job.spec.save is not None
         model = self.job.spec.save.model
@@ -433,7 +433,7 @@ class Launcher:
             try:
                 return self._record()
             except OSError as error:
-                asked = self.directory.read_wanted().stop or self.watch.take() is not None
+                asked = self.directory.read_wanted() or self.watch.take() is not None
                 if asked or time.monotonic() > deadline:
                     raise
                 log.warning("the end of the job can't be recorded yet: %s", error)

@@ -67,13 +67,6 @@ class Submitter:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a command wants the launcher to do. stop: '' (continue), 'suspend', 'free' or 'delete'."""
-
-    stop: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class JobDirectory:
     """The directory of one job."""
 
@@ -126,7 +119,7 @@ class JobDirectory:
             write_text(self.manifest_file, manifest.text)
             write_json(self.path / "submitter.json", asdict(submitter))
             self.write_state(empty_state())
-            self.write_wanted(Wanted())
+            self.write_wanted("")
         except OSError as error:
             self.remove()
             raise DatastoreError(
@@ -174,18 +167,17 @@ class JobDirectory:
         """Replace state.json atomically. Errors: OSError."""
         write_json(self.path / "state.json", state.model_dump(by_alias=True, exclude_none=True, mode="json"))
 
-    def read_wanted(self) -> Wanted:
-        """Read what a command wants now."""
+    def read_wanted(self) -> str:
+        """Return what a command wants the launcher to end the job for: 'suspend', 'free' or 'delete'; '': nothing."""
         try:
-            found = json.loads((self.path / "wanted.json").read_bytes())
-            return Wanted(str(found.get("stop", "")))
+            return str(json.loads((self.path / "wanted.json").read_bytes()).get("stop", ""))
         except (OSError, ValueError):
-            return Wanted()
+            return ""
 
-    def write_wanted(self, wanted: Wanted) -> None:
-        """Tell the launcher what to do; it reads this several times a second. The text is written in place, which needs
-        no room: on a full disk a job may have to be ended to make room."""
-        text = json.dumps({"stop": wanted.stop}).ljust(_WANTED_BYTES)
+    def write_wanted(self, stop: str) -> None:
+        """Tell the launcher, which reads this several times a second. The text is written in place, which needs no
+        room: on a full disk a job may have to be ended to make room."""
+        text = json.dumps({"stop": stop}).ljust(_WANTED_BYTES)
         wish = os.open(self.path / "wanted.json", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(wish, text.encode(), 0)

@@ -34,7 +34,7 @@ class Scheduler:
     def run(self) -> None:
         """Run the schedule until a command or a signal stops it."""
         while True:
-            stop = self._directory.read_wanted().stop
+            stop = self._directory.read_wanted()
             if stop or self._watch.take() is not None:
                 return
             now = datetime.now(UTC)

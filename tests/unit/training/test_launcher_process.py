@@ -27,7 +27,6 @@ from datastore.training.local.records import (
     JobDirectory,
     LocalState,
     Submitter,
-    Wanted,
     all_directories,
     directory_of,
 )
@@ -127,11 +126,11 @@ def test_on_a_full_disk_a_lost_job_is_shown_and_one_that_runs_is_told_to_end(dir
     try:
         with pytest.raises(OSError, match=r"state\.json"):
             directory.write_state(directory.read_state())
-        directory.write_wanted(Wanted("delete"))
+        directory.write_wanted("delete")
         found = LocalDriver().observe("digits", "default").status
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
-    assert directory.read_wanted() == Wanted("delete")
+    assert directory.read_wanted() == "delete"
     assert found.phase == "Failed"
     assert [each.active for each in found.roles or []] == [0]
     assert directory.read_state().status.phase == "Running", "it could not be recorded"
@@ -170,7 +169,7 @@ def test_a_schedule_that_nothing_runs_is_not_said_to_run(directory: JobDirectory
         assert driver.observe("digits", "default").status.phase == "Scheduled"
         freeing = threading.Thread(target=driver.free, args=("digits", "default"))
         freeing.start()
-        eventually(lambda: directory.read_wanted().stop)
+        eventually(lambda: directory.read_wanted())
         os.close(launcher)
         freeing.join()
     found = driver.observe("digits", "default").status
@@ -289,7 +288,7 @@ def test_a_job_that_has_finished_is_not_suspended_while_its_launcher_ends(direct
     with pytest.raises(DatastoreError, match="has finished"):
         LocalDriver().suspend("digits", "default", suspended=True)
     os.close(launcher)
-    assert not directory.read_wanted().stop
+    assert not directory.read_wanted()
 
 
 @promise("S-325")
@@ -298,7 +297,7 @@ def test_a_job_that_finishes_while_it_is_to_be_suspended_has_finished(directory:
     assert launcher is not None
 
     def finish() -> None:
-        eventually(lambda: directory.read_wanted().stop)
+        eventually(lambda: directory.read_wanted())
         write_phase(directory, "Succeeded")
         os.close(launcher)
 

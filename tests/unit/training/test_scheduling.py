@@ -17,7 +17,7 @@ from datastore.cli.exitcodes import ExitCode
 from datastore.errors import DatastoreError
 from datastore.mounting.signals import watching
 from datastore.training.local import scheduling
-from datastore.training.local.records import JobDirectory, Submitter, Wanted, all_directories, directory_of
+from datastore.training.local.records import JobDirectory, Submitter, all_directories, directory_of
 from tests.promises import promise
 from tests.unit.training.jobs import job
 
@@ -40,7 +40,7 @@ def come_noon(scheduled: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the schedule until it has handled noon, and return what it reports."""
 
     def due(*_: object) -> datetime:
-        scheduled.write_wanted(Wanted("suspend"))
+        scheduled.write_wanted("suspend")
         return NOON
 
     monkeypatch.setattr(scheduling, "due", due)
