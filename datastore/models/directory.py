@@ -4,11 +4,13 @@ A document is replaced under a lock: the symlink `.NAME.lock`, whose creation is
 token and the owning process. The new content is written to `.NAME.TOKEN.tmp`, the present content is compared, and
 rename(2) replaces it. A process that dies in between leaves the lock. Another writer breaks the lock at once when it
 sees that the owner is dead, otherwise after STALE_S by the clock of the file system. It first removes the owner's
-temporary file, so that an owner that was only suspended can no longer rename it.
+temporary file, so that an owner that was only suspended can no longer rename it. A new document gets its name by a call
+that fails if the name is taken: a mount may believe for a second that it is free, when another client has taken it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -16,7 +18,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +47,8 @@ STALE_S = 60.0
 WAIT_S = 90.0
 """How many seconds a writer waits for a lock beyond the time after which a lock is stale."""
 _TRIES = 3
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 _SEPARATOR = "|"
 _LOCK, _TEMPORARY, _BROKEN = ".lock", ".tmp", ".broken"
 _LEFT_OVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|broken)")
@@ -186,7 +190,8 @@ class DirectoryStorage:
                             raise AlreadyExists(f"{at}: is there already", key=path)
                         if expected is not None and (present is None or _tag(present) != expected):
                             raise PreconditionFailed(f"{at}: was changed by another writer meanwhile", key=path)
-                        if time.monotonic() - began < self._stale_s / 2 and _renamed(fresh, at):
+                        publish = _named_first if expected is None else os.rename
+                        if time.monotonic() - began < self._stale_s / 2 and _renamed(publish, fresh, at):
                             _sync_directory(at.parent)
                             return _tag(body)
                 finally:
@@ -246,13 +251,31 @@ def _is_left_over(at: Path) -> bool:
     return _LEFT_OVER.fullmatch(at.name) is not None
 
 
-def _renamed(fresh: Path, at: Path) -> bool:
-    """Rename a file; return False when another writer considered this one dead and removed the file."""
+def _renamed(publish: Callable[[Path, Path], None], fresh: Path, at: Path) -> bool:
+    """Give a file its name; return False when another writer considered this one dead and removed the file."""
     try:
-        os.rename(fresh, at)
+        publish(fresh, at)
     except FileNotFoundError:
         return False
     return True
+
+
+def _named_first(fresh: Path, at: Path) -> None:
+    """Give a file a name that is free on the server. Errors: FileExistsError. Disks and NFS do it by link(2), SFTP by
+    renameat2(2); where neither works (S3), nothing but the lock keeps two writers apart."""
+    try:
+        os.link(fresh, at)
+        return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(fresh), _AT_FDCWD, os.fsencode(at), _RENAME_NOREPLACE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), str(at))
+    os.rename(fresh, at)
 
 
 def _owner(lock: Path) -> tuple[str, dict[str, str]]:

@@ -34,7 +34,7 @@ from tests.servers import Server
 
 T = TypeVar("T")
 
-SYSTEM_CALLS = ("open", "write", "rename", "symlink", "unlink", "mkdir", "fsync", "fchmod", "chmod", "rmdir")
+SYSTEM_CALLS = ("open", "write", "rename", "link", "symlink", "unlink", "mkdir", "fsync", "fchmod", "chmod", "rmdir")
 FOLDER = "source"
 
 

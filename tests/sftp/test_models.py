@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from datastore.errors import AlreadyExists
+from datastore.models.directory import DirectoryStorage
 from datastore.models.progress import Progress
 from datastore.models.verifying import verify
 from tests.contract.test_model_storage import INCREMENT
@@ -50,6 +53,23 @@ def test_saves_and_aliases_from_two_mounts_at_once(sshd: SSHServer, clean_enviro
     models = Home("directory", root=served).models()
     assert [each.version for each in models.versions("digits")] == list(range(20, 0, -1))
     assert verify(models, "digits", 20, Progress())[1] == []
+
+
+@promise("S-373", "S-380")
+def test_a_document_is_created_once_whatever_a_mount_believes(sshd: SSHServer, clean_environment: Path) -> None:
+    """For a second after a look, a mount answers from memory that a name is free."""
+    served = clean_environment / "created-once"
+    served.mkdir()
+    with mounted(sshd, served, clean_environment) as one, mounted(sshd, served, clean_environment) as two:
+        for number in range(5):
+            path = f"{number}/document"
+            (one.path / str(number)).mkdir()
+            assert not (one.path / path).exists()
+            DirectoryStorage(two.path).create(path, b"first")
+            with pytest.raises(AlreadyExists):
+                DirectoryStorage(one.path).create(path, b"second")
+            assert (served / path).read_bytes() == b"first"
+            assert os.listdir(served / str(number)) == ["document"]
 
 
 @promise("S-370", "S-384")
