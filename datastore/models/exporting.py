@@ -6,18 +6,22 @@ bucket had written is read again, and is kept if it is right; other forms begin 
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
+import secrets
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, Protocol
 
-from datastore.errors import AccessDenied, AlreadyExists, NotFound, StoreError, TransientStoreError
-from datastore.models.directory import DirectoryTree, storage_errors
+from datastore.errors import AccessDenied, AlreadyExists, NotFound, PreconditionFailed, StoreError
+from datastore.models import owner
+from datastore.models.directory import DirectoryStorage, DirectoryTree, storage_errors
 from datastore.models.errors import SourceChanged, VersionDamaged
 from datastore.models.manifest import Entry, VersionManifest
 from datastore.models.progress import Progress, can_resume
@@ -28,6 +32,10 @@ from datastore.models.transfer import Transfer
 Form = Literal["directory", "tar", "oci"]
 _NAME_BYTES = 200
 """The most bytes of a place's name in that of its hidden directory, which may have 255."""
+_OWNER = "owner"
+OWNER_STALE_S = 60.0
+"""An export on another machine has been killed if it has not renewed its `owner` for so many seconds."""
+OWNER_POLL_S = 0.5
 
 
 class Exported:
@@ -71,13 +79,12 @@ class Exported:
 
 
 @contextmanager
-def appearing(models: Models, model: str, number: int, place: Path, form: Form) -> Iterator[Path]:
+def appearing(models: Models, model: str, number: int, place: Path, form: Form, progress: Progress) -> Iterator[Path]:
     """Yield a path in a hidden directory, at which to make what becomes the place at the end of the block.
 
     Every export of the version to this place has the same hidden directory, one at a time, so that it continues or
     replaces what a killed one left. After an error it is kept only if another attempt may continue in it.
-    Errors: AlreadyExists when something is at the place; TransientStoreError when another export is under way;
-    AccessDenied; OutOfSpace and other StoreErrors.
+    Errors: AlreadyExists when something is at the place; AccessDenied; OutOfSpace and other StoreErrors.
     """
     hidden = _hidden(models, model, number, place, form)
     try:
@@ -86,7 +93,7 @@ def appearing(models: Models, model: str, number: int, place: Path, form: Form) 
         why = f"user {os.getuid()} may not write there; let it write in the directory above, or choose another one"
         raise AccessDenied(f"{error.filename}: {why}") from error
     made = hidden / "export"
-    with storage_errors(place), _locked(place, hidden):
+    with storage_errors(place), _owned(hidden, progress) as is_ours:
         try:
             if not _is_free(place, hidden):
                 raise AlreadyExists(f"{place}: is there already; give a directory that is not, or is empty")
@@ -99,11 +106,58 @@ def appearing(models: Models, model: str, number: int, place: Path, form: Form) 
             else:
                 os.rename(made, place)
         except BaseException as error:
-            if form != "directory" or not can_resume(error):
+            if (form != "directory" or not can_resume(error)) and is_ours():
                 with suppress(StoreError):  # report the first error
+                    DirectoryTree(made).remove()  # before `owner` goes, for which another export may wait
                     DirectoryTree(hidden).remove()
             raise
-        DirectoryTree(hidden).remove()
+        with suppress(StoreError):  # another export may be there by now
+            DirectoryTree(hidden).remove()
+
+
+@contextmanager
+def _owned(hidden: Path, progress: Progress) -> Iterator[Callable[[], bool]]:
+    """Wait until no other export, of any machine, has the hidden directory, and have it during the block. Yield a
+    function that tells whether it is still ours. Its document `owner` is renewed, so that a killed export is known."""
+    storage = DirectoryStorage(hidden)
+    ours = json.dumps({**owner.identity(), "token": secrets.token_hex(8)}).encode()
+    while True:
+        progress.check()
+        try:
+            storage.create(_OWNER, ours)
+            break
+        except AlreadyExists:
+            with suppress(NotFound, PreconditionFailed):  # it has just ended, or another one takes it over
+                found = storage.read(_OWNER)
+                if owner.is_dead(json.loads(found.body)) or storage.age_s(_OWNER) > OWNER_STALE_S:
+                    storage.replace(_OWNER, ours, found.tag)
+                    break
+        except NotFound:
+            continue  # it is being removed
+        time.sleep(OWNER_POLL_S)
+
+    def is_ours() -> bool:
+        try:
+            return storage.read(_OWNER).body == ours
+        except StoreError:
+            return False
+
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(OWNER_STALE_S / 4):
+            with suppress(OSError):
+                os.utime(hidden / _OWNER)
+
+    thread = threading.Thread(target=renew, name="export-owner", daemon=True)
+    thread.start()
+    try:
+        yield is_ours
+    finally:
+        ended.set()
+        thread.join()
+        if is_ours():
+            storage.remove(_OWNER)
 
 
 def _hidden(models: Models, model: str, number: int, place: Path, form: Form) -> Path:
@@ -119,26 +173,9 @@ def _is_free(place: Path, hidden: Path) -> bool:
     return all(each == hidden for each in place.iterdir())
 
 
-@contextmanager
-def _locked(place: Path, hidden: Path) -> Iterator[None]:
-    """Lock a hidden directory for this process. Errors: TransientStoreError when another one has locked it."""
-    descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = os.path.samestat(os.fstat(descriptor), hidden.stat())
-        except (BlockingIOError, FileNotFoundError):
-            alone = False
-        if not alone:
-            raise TransientStoreError(f"{place}: another export of this version writes there; wait until it has ended")
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def export_directory(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
     """Export to a new or empty directory, which appears when it is whole. Errors: see appearing(); VersionDamaged."""
-    with appearing(models, model, number, place, "directory") as made:
+    with appearing(models, model, number, place, "directory", progress) as made:
         exported = Exported(models, model, number, progress)
         target = DirectoryTree(made)
         found = {node.path: node for node in target.scan()} if made.exists() else {}
@@ -232,7 +269,7 @@ def _bring(
 
 def export_tar_file(models: Models, model: str, number: int, place: Path, progress: Progress) -> VersionManifest:
     """Write a tar file, which appears when it is whole. Errors: see appearing(); VersionDamaged."""
-    with appearing(models, model, number, place, "tar") as made, made.open("xb", buffering=1 << 20) as out:
+    with appearing(models, model, number, place, "tar", progress) as made, made.open("xb", buffering=1 << 20) as out:
         manifest = export_tar(models, model, number, out, progress)
         out.flush()
         os.fsync(out.fileno())

@@ -119,7 +119,7 @@ def export_layout(
     beneath = (
         _bases(Layout(base)) if base else [(None, {"architecture": each, "os": "linux"}) for each in ARCHITECTURES]
     )
-    with appearing(models, model, number, place, "oci") as made:
+    with appearing(models, model, number, place, "oci", progress) as made:
         exported = Exported(models, model, number, progress)
         layout = Layout(made)
         layout.begin()

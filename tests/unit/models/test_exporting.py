@@ -10,15 +10,18 @@ import json
 import os
 import subprocess
 import tarfile
+import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
-from datastore.errors import AlreadyExists, NotFound, OutOfSpace, TransientStoreError
+from datastore.errors import AlreadyExists, NotFound, OutOfSpace
+from datastore.models import exporting, owner
 from datastore.models.archives import open_layout, open_tar
-from datastore.models.directory import DirectoryTree
+from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.errors import ModelError, ModelNotFound, SourceInvalid, VersionDamaged
 from datastore.models.exporting import export_directory, export_tar, export_tar_file, export_tree
 from datastore.models.manifest import Entry
@@ -182,29 +185,61 @@ class TestDirectory:
         assert list(place.parent.iterdir()) == [place]
 
     @promise("S-384")
+    @pytest.mark.parametrize("fails", [False, True])
     @pytest.mark.parametrize("export", [export_directory, export_layout, export_tar_file])
     def test_two_exports_at_once_to_one_place_do_not_disturb_each_other(
-        self, models: Models, tmp_path: Path, export: Callable[..., object]
+        self, models: Models, tmp_path: Path, export: Callable[..., object], fails: bool
     ) -> None:
-        """The second says so and ends, before it has touched what the first has written."""
-        place, refused = tmp_path / "out", []
+        """The second waits until the first has ended, and says then that it is there, or makes it if that failed."""
+        place, waits, begun = tmp_path / "out", Progress(), threading.Event()
+        check = waits.check
+        waits.check = lambda: begun.set() or check()  # type: ignore[func-returns-value,method-assign]
+        asked: list[Future[object]] = []
+        with ThreadPoolExecutor(1) as second:
 
-        def begin_another(event: Event) -> None:
-            if event.phase == "reading" and event.files == 3:
-                with pytest.raises(
-                    TransientStoreError, match="out: another export of this version writes there"
-                ) as said:
-                    export(models, "digits", 1, place, Progress())
-                refused.append(said)
+            def begin_another(event: Event) -> None:
+                if event.phase == "reading" and event.files == 3 and not asked:
+                    asked.append(second.submit(export, models, "digits", 1, place, waits))
+                    assert begun.wait(60)
+                    if fails:
+                        raise OutOfSpace("full")
 
-        export(models, "digits", 1, place, Progress(begin_another, clock=itertools.count().__next__))
+            with pytest.raises(OutOfSpace) if fails else nullcontext():
+                export(models, "digits", 1, place, Progress(begin_another, clock=itertools.count().__next__))
+            with nullcontext() if fails else pytest.raises(AlreadyExists, match="out: is there already"):
+                asked[0].result(60)
         export(models, "digits", 1, tmp_path / "alone", Progress())
-        assert refused
-        if place.is_dir():
-            assert tree_of(place) == tree_of(tmp_path / "alone")
-        else:
-            assert place.read_bytes() == (tmp_path / "alone").read_bytes()
+        first, other = (tree_of(each) if each.is_dir() else each.read_bytes() for each in (place, tmp_path / "alone"))
+        assert first == other
         assert not list(tmp_path.glob(".*"))
+
+    @promise("S-384")
+    def test_an_export_takes_over_from_one_that_was_killed_on_another_machine(
+        self, models: Models, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its process can't be seen from here; that it is silent for a minute can."""
+        monkeypatch.setattr(owner, "identity", lambda: {"host": "other", "kernel": "other", "process": "1:1"})
+        progress = Progress(lambda event: progress.stop(resume=True) if event.phase == "reading" else None)
+        monkeypatch.setattr(DirectoryStorage, "remove", lambda *_: None)  # it can't even let go of it
+        with pytest.raises(Stopped):
+            export_directory(models, "digits", 1, tmp_path / "out", progress)
+        monkeypatch.undo()
+        [left] = tmp_path.glob(".*/owner")
+        monkeypatch.setattr(exporting, "OWNER_POLL_S", 0.01)
+
+        looks = Progress()
+        counted = itertools.count()
+        check = looks.check
+
+        def ages() -> None:
+            if next(counted) == 3:
+                os.utime(left, times=(0, 0))
+            check()
+
+        looks.check = ages  # type: ignore[method-assign]
+        export_directory(models, "digits", 1, tmp_path / "out", looks)
+        assert next(counted) > 4, "it waited"
+        assert tree_of(tmp_path / "out") == tree_of(source)
 
     @promise("S-381", "S-384")
     @pytest.mark.parametrize("form", ["directory", "oci", "tar"])
