@@ -358,14 +358,16 @@ class Models:
         with contextlib.suppress(StoreError):  # the number is a version already; garbage() removes the rest
             self.storage.remove(_saving_path(saving.model, saving.number))
 
-    def withdraw(self, saving: Saving) -> None:
+    def withdraw(self, saving: Saving, *, wrote: bool) -> None:
         """Give up a number that this process reserved, when none of its requests is under way any more.
 
-        The number may be reserved again, unless a write below it was not answered and may still take effect.
+        The number may be reserved again, unless a write below it was not answered and may still take effect. wrote:
+        whether this process wrote below it; else what is there belongs to another save that a mount did not show yet.
         """
         tree = self.tree(saving.model, saving.number)
         if tree.is_quiet():
-            tree.remove()
+            if wrote:
+                tree.remove()
             self.storage.remove(_saving_path(saving.model, saving.number))
         else:
             self._clear(saving.model, saving.number)

@@ -151,7 +151,7 @@ class _Attempt:
             if self._wish.digest and self._wish.digest != digest:
                 raise VersionDamaged(f"{self._source.location}: says the digest {self._wish.digest}, and has {digest}")
             if (same := self._newest(digest)) is not None:
-                self._models.withdraw(self._saving)
+                self._models.withdraw(self._saving, wrote=self._wrote)
                 return Saved(same, new=False, resumed_files=self._resumed)
             if by_server:
                 self._begin(others)
@@ -182,7 +182,7 @@ class _Attempt:
                 with tried_once():
                     self._tell()
             else:
-                self._models.withdraw(self._saving)
+                self._models.withdraw(self._saving, wrote=self._wrote)
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
@@ -290,8 +290,8 @@ class _Attempt:
         return moved
 
     def _begin(self, others: Sequence[Entry]) -> None:
-        self._wrote = True
         self._target.begin()
+        self._wrote = True
         self._make(others, "directory")
 
     def _make(self, entries: Sequence[Entry], kind: str) -> None:

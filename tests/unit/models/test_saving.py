@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import pytest
 
 from datastore.backends.s3copy import Limits
-from datastore.errors import ServerFault, StoreError, Unreachable
+from datastore.errors import AlreadyExists, NotFound, ServerFault, StoreError, Unreachable
 from datastore.fuse.store.base import ObjectStore, WriteOptions
 from datastore.fuse.store.retrying import Retrier, RetryingStore
 from datastore.models import objects as objects_module
 from datastore.models import owner
 from datastore.models.archives import open_tar
-from datastore.models.directory import DirectoryTree
+from datastore.models.directory import DirectoryStorage, DirectoryTree
 from datastore.models.errors import SaveLost, SourceChanged, SourceInvalid, VersionDamaged
 from datastore.models.exporting import export_directory
 from datastore.models.manifest import Entry, Lineage
@@ -32,7 +32,8 @@ from datastore.models.opening import located, opened_tree
 from datastore.models.progress import Event, Progress, Stopped
 from datastore.models.registry import Models
 from datastore.models.saving import Saved, Wish, save
-from datastore.models.storage import CHUNK_BYTES, Node, Piece, Tree
+from datastore.models.storage import CHUNK_BYTES, Document, Name, Node, Piece, Tree
+from datastore.models.verifying import verify
 from tests.memorystore import HookedStore
 from tests.modelstores import PREFIX, Home, memory_home, tree_of, wish
 from tests.promises import promise
@@ -555,6 +556,27 @@ class TestInterruptions:
         assert result.resumed_files == (0 if replaced else 3)
         found = [home.get(f"digits/{result.manifest.version}/{name}") for name in "abc"]
         assert found == ([b"2" * 100, b"2" * 100, b"2" * 50] if replaced else [b"1" * 100] * 3)
+
+    @promise("S-373")
+    def test_a_version_that_a_mount_does_not_show_yet_is_left_alone(self, tmp_path: Path, source: Path) -> None:
+        """For a second it may show the store as it was; the save fails, and repeated it makes the next version."""
+
+        class Late(DirectoryStorage):
+            def names(self, path: str) -> list[Name]:
+                return []
+
+            def read(self, path: str, limit: int | None = None) -> Document:
+                if path == "digits/1.json":
+                    raise NotFound(path)
+                return super().read(path, limit)
+
+        models = Models(DirectoryStorage(tmp_path))
+        saved(models, DirectoryTree(source))
+        (source / "more").write_bytes(b"more")
+        with pytest.raises(AlreadyExists):
+            saved(Models(Late(tmp_path)), DirectoryTree(source))
+        assert verify(models, "digits", 1, Progress())[1] == []
+        assert saved(models, DirectoryTree(source)).manifest.version == 2
 
     @promise("S-388")
     def test_ctrl_c_leaves_nothing(self, home: Home, source: Path) -> None:
