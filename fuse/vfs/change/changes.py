@@ -21,7 +21,7 @@ from ..opened.files import Files
 from ..opened.handles import record_removed
 from ..opened.reading import Reading
 from ..tree import facts
-from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, stands_for_directory, to_metadata, type_of
+from ..tree.attrs import DIRECTORY_TYPE, FILE_TYPE, Attributes, to_metadata, type_of
 from ..tree.core import Core
 from ..tree.listing import NO_ETAG, Listed, Listing
 from ..tree.names import LINK_SUFFIX, NAME_MAX, creatable, segment_of
@@ -50,14 +50,14 @@ class Changes:
 
     async def mkdir(self, caller: Caller, parent: Ino, name: bytes, mode: int) -> Entry:
         """Make a directory and its marker object. Errors: FSError(EEXIST)."""
-        directory = await self.parent_of(parent, name)
+        directory = self.directory_for(parent, name)
         attributes = self._attributes(caller, directory, name, stat.S_IFDIR | stat.S_IMODE(mode))
         listed = Listed(stat.S_IFDIR, segment_of(name, directory=True) + "/")
         return self._resolver.entry(await self._make(directory, name, listed, attributes))
 
     async def mknod(self, caller: Caller, parent: Ino, name: bytes, mode: int, rdev: int) -> Entry:
         """Make a file, FIFO, socket or device (mounts are nodev: nobody opens a device). Errors: FSError(EEXIST)."""
-        directory = await self.parent_of(parent, name)
+        directory = self.directory_for(parent, name)
         attributes = self._attributes(caller, directory, name, mode)
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             attributes = attributes.as_device(rdev)
@@ -68,7 +68,7 @@ class Changes:
         """Make a link as rclone writes it or, where the server refuses rclone's longer key, as s3fs does (S-09)."""
         if len(target) > TARGET_MAX:
             raise FSError(errno.ENAMETOOLONG)
-        directory = await self.parent_of(parent, name)
+        directory = self.directory_for(parent, name)
         attributes = self._attributes(caller, directory, name, stat.S_IFLNK | 0o777)
         segment, node = segment_of(name), None
         if self._fits(segment + LINK_SUFFIX):
@@ -85,7 +85,7 @@ class Changes:
         """open(2) with O_CREAT. With O_EXCL the store decides which client makes the file; else it appears at close.
         With writeBack the store decides at the upload; the bytes of a client that comes second stay on its disk (S-48).
         """
-        directory, flags = await self.parent_of(parent, name), request.flags
+        directory, flags = self.directory_for(parent, name), request.flags
         write_back = self._core.settings.write_back_s > 0
         # Whether the store must have given the name to this client alone before open returns (S-22).
         claims = bool(flags & os.O_EXCL) and not write_back
@@ -185,12 +185,6 @@ class Changes:
         directory = self._resolver.directory(ino)
         if directory.gone:
             raise FSError(errno.ENOENT)
-        return directory
-
-    async def parent_of(self, ino: Ino, name: bytes) -> Directory:
-        """As directory_for(); another tool's stand-in is replaced by the marker first (replace_stand_in())."""
-        directory = self.directory_for(ino, name)
-        await replace_stand_in(self._core, directory)
         return directory
 
     def check_key(self, directory: Directory, tail: str) -> None:
@@ -308,7 +302,6 @@ class Changes:
         node = await self._resolver.existing(directory, name)
         if not isinstance(node, Directory):
             raise FSError(errno.ENOTDIR)
-        await replace_stand_in(self._core, node)
         async with self._core.tree.shared(), node.lock:
             await self.check_empty(node)
             await ensure_marker(self._core, directory)
@@ -334,23 +327,3 @@ async def ensure_marker(core: Core, directory: Directory) -> None:
     with suppress(AlreadyExists):
         await core.store.put(directory.key, b"", options)
     directory.marker = True
-
-
-async def replace_stand_in(core: Core, directory: Directory) -> None:
-    """Replace another tool's object `dir` that stands for a directory (S-165) by the marker `dir/`, before a change.
-    Every server and tool takes the marker for a directory. Errors: FSError(ESTALE) when `dir` stands for none any more.
-    """
-    parent = directory.parent
-    if parent is None or not directory.stood_in():
-        return
-    async with core.tree.shared(), directory.lock:
-        key = directory.key[:-1]
-        with suppress(NotFound):
-            found = await core.store.head(key)
-            if not stands_for_directory(found.key, found.size, found.content_type):
-                raise FSError(errno.ESTALE)
-            # versitygw cannot have both objects.
-            await core.store.delete(key, if_match=found.etag)
-            core.known.forget(key)
-        await ensure_marker(core, directory)
-        parent.stand_ins.pop(directory.tail[:-1], None)

@@ -31,7 +31,7 @@ from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from ..upload.copies import Copies, Copy, copy_object
 from ..upload.uploads import Uploads
-from .changes import Changes, ensure_marker, replace_stand_in
+from .changes import Changes, ensure_marker
 
 NOREPLACE = 1
 """RENAME_NOREPLACE of rename(2)."""
@@ -78,9 +78,6 @@ class Renames:
             await self._changes.check_empty(target)
         elif target is not None and isinstance(source, Directory):
             raise FSError(errno.ENOTDIR)
-        for each in (source, target, target_directory):
-            if isinstance(each, Directory):
-                await replace_stand_in(self._core, each)
         if isinstance(source, Directory):
             async with self._core.tree.exclusive():
                 await self._rename_directory(caller, source, target, target_directory, new_name)

@@ -20,7 +20,6 @@ from ..tree.core import Core
 from ..tree.nodes import Directory, Node
 from ..upload.copies import copy_object
 from ..upload.uploads import Uploads
-from .changes import replace_stand_in
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
@@ -85,8 +84,6 @@ class SetAttrs:
         """Compute new attributes from the present ones; write them to the store or, with unsent bytes, the journal."""
         if not node.gone:
             await self._resolver.make_exact([node])
-            if isinstance(node, Directory):
-                await replace_stand_in(self._core, node)
         async with self._core.tree.shared(), node.lock:
             new = change(node.attributes)
             check_metadata(node.key, to_metadata(new))

@@ -19,10 +19,9 @@ from ...loop import each
 from ...ops import FSError
 from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
 from ..tree import facts
-from ..tree.attrs import stands_for_directory
 from ..tree.core import Core
 from ..tree.growth import grew
-from ..tree.listing import Listed, Listing, claim, show_as_directories
+from ..tree.listing import Listed, Listing, claim
 from ..tree.names import LINK_SUFFIX, segment_of
 from ..tree.nodes import Directory, Node
 from .pages import Pages
@@ -143,7 +142,6 @@ class Remote:
         directory.marker = listing.marker
         if self._core.settings.full_attributes and directory.checked_at <= listing.listed_at:
             facts.listed_itself(self._core, directory, listing)
-        show_as_directories(listing.entries, directory.stand_ins)
         self._keep_own_changes(directory, listing)
         directory.listing = listing
         self._core.nodes.grown += len(listing.entries)
@@ -237,9 +235,6 @@ class Remote:
         except (NotFound, KeyTooLong):
             return None
         learn(info)
-        if stands_for_directory(key, info.size, info.content_type):
-            parent.stand_ins[tail] = (info.etag, info.mtime_ns // 1_000_000_000)
-            return Listed(stat.S_IFDIR, tail + "/")
         return Listed(kind, tail, info.size, info.etag, info.mtime_ns)
 
     async def head(self, node: Node) -> bool:
@@ -259,14 +254,14 @@ class Remote:
                 answer = error
             lives = await self._settled(node, was, answer, learn)
             if lives is not None:
-                return lives and not (node.gone and node.parent is not None and node.tail in node.parent.stand_ins)
+                return lives
         return not node.gone
 
     async def _has_no_marker_still(self, node: Directory) -> bool:
         """Confirm by one request a directory that exists because there are objects below, if it is known as one. Its
         marker would be the first key of a listing. False: a HEAD has to tell.
         """
-        if node.marker or not node.attrs_valid or node.stood_in() or node.parent is None:
+        if node.marker or not node.attrs_valid or node.parent is None:
             return False
         if self.shown_at(node) is not None:  # then a HEAD alone tells all, and costs less
             return False
@@ -321,13 +316,7 @@ class Remote:
     def _take(self, node: Node, info: ObjectInfo, learn: _Learn) -> None:
         """Apply what the store says of a node's object, of which no other version is open."""
         learn(info)
-        if node.dirty:
-            return
-        if node.parent is not None and stands_for_directory(node.tail, info.size, info.content_type):
-            node.parent.stand_ins[node.tail] = (info.etag, info.mtime_ns // 1_000_000_000)
-            node.parent.forget_listing()
-            self.lost(node)
-        else:
+        if not node.dirty:
             facts.headed(self._core, node, info)
 
     async def _missing(self, node: Node, was: _AskedAs) -> bool | None:
@@ -340,13 +329,6 @@ class Remote:
         if not isinstance(node, Directory):
             self.lost(node)
             return False
-        if node.stood_in():
-            info = await core.head(node.key[:-1])
-            if node.asked_as != was:
-                return None
-            if info is not None and stands_for_directory(info.key, info.size, info.content_type):
-                facts.headed(core, node, info)
-                return True
         shown_at = core.clock.monotonic() if node.parent is None else self.shown_at(node)
         if shown_at is None:
             page = await core.store.list_page(node.key, max_keys=1)

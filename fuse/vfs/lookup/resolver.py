@@ -381,11 +381,7 @@ class Resolver:
             await self._prefetcher.arrive(child)
             facts.recalled(self._core, child)
             arrived = child.attrs_valid
-        if arrived or await self._remote.head(child):
-            return child
-        if child.tail in parent.stand_ins:
-            raise _OvertakenError
-        return None
+        return child if arrived or await self._remote.head(child) else None
 
 
 def _shows(listed: Listed | None, node: Node | None) -> bool:

@@ -97,11 +97,6 @@ class Defaults(NamedTuple):
         return attributes._replace(gid=self.group, mode=mode)
 
 
-def stands_for_directory(key: str, size: int, content_type: str) -> bool:
-    """Whether an object is empty, named `dir`, and stands for the directory `dir/`, as other tools write it (S-165)."""
-    return not size and not key.endswith("/") and content_type.startswith(DIRECTORY_TYPE)
-
-
 def type_of(name: bytes) -> str:
     """Return the content type of a new file by its extension; for a compressed file not that of what is inside."""
     return _type_of(name.lstrip(b".").partition(b".")[2])

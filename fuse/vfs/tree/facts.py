@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...state.attributes import is_racy
 from ...store.base import ETag, ObjectInfo, WriteResult
 from ...store.packed import unpacked
-from .attrs import Attributes, from_metadata, stands_for_directory
+from .attrs import Attributes, from_metadata
 from .core import Core
 from .listing import Listed, Listing
 from .nodes import NEVER, Directory, Node
@@ -75,16 +75,16 @@ def recalled(core: Core, node: Node) -> None:
         node.attributes = core.settings.defaults.of(node.listed_kind, node.mtime_ns)
         return
     known = core.known.known(node.key, node.etag, node.mtime_ns)
-    if known is not None and not stands_for_directory(node.tail, node.size, known[1]):
+    if known is not None:
         _describe(core, node, *known)
         node.racy = False
         _follow_listing(core, node)
 
 
 def headed(core: Core, node: Node, info: ObjectInfo) -> None:
-    """Take in a HEAD of the node's object; for a directory also of an object `dir` that stands for it (S-165)."""
+    """Take in a HEAD of the node's object."""
     if isinstance(node, Directory):
-        node.marker = info.key == node.key
+        node.marker = True
         node.etag, node.size = info.etag, 0
     else:
         # A store may have reported a wrong size for this ETag while others wrote the object. A link's size is its
@@ -165,10 +165,9 @@ def _take_listed(core: Core, node: Node, shown: Listed) -> None:
     metadata, content_type = unpacked(shown.said)
     # A HEAD gives whole seconds; a listing that replaces it has to give the same time.
     node.mtime_ns = shown.mtime_ns // _SECOND_NS * _SECOND_NS
-    if not stands_for_directory(node.tail, node.size, content_type):  # else the node waits for a HEAD
-        _describe(core, node, metadata, content_type)
-        # A later listing without metadata must not confirm these attributes.
-        node.racy = True
+    _describe(core, node, metadata, content_type)
+    # A later listing without metadata must not confirm these attributes.
+    node.racy = True
 
 
 def _describe(core: Core, node: Node, metadata: Mapping[str, str], content_type: str) -> None:

@@ -197,20 +197,6 @@ def listing_of(
     return listing
 
 
-def show_as_directories(entries: dict[bytes, Listed], stand_ins: dict[str, tuple[ETag, int]]) -> None:
-    """Show objects that stand for a directory as directories (S-165); drop stand_ins whose version is not listed."""
-    for tail, version in list(stand_ins.items()):
-        name = name_of(tail)
-        for shown in (name, name + BESIDE_DIRECTORY):
-            listed = entries.get(shown)
-            if listed and listed.tail == tail and (listed.etag, listed.mtime_ns // 1_000_000_000) == version:
-                del entries[shown]
-                entries.setdefault(name, Listed(stat.S_IFDIR, tail + "/"))
-                break
-        else:
-            del stand_ins[tail]
-
-
 def claim(entries: dict[bytes, Listed], name: bytes, own: Listed) -> None:
     """Show this mount's entry `own` under its name; a file or link that had it gets another, as in listing_of()."""
     displaced = entries.pop(name, None)

@@ -201,7 +201,7 @@ class Directory(Node):
 
     __slots__ = (
         "changed", "children", "large", "list_s", "listing", "listing_lock", "listings_dropped", "marker", "probe_s",
-        "stand_ins", "subdirectories", "walk", "way",
+        "subdirectories", "walk", "way",
     )  # fmt: skip
 
     def __init__(self, ino: Ino, parent: Directory | None, name: bytes, listed: Listed, attributes: Attributes) -> None:
@@ -216,8 +216,6 @@ class Directory(Node):
         """The names that this mount changed, oldest first: a listing that began earlier does not show the change."""
         self.marker = False
         """Whether the directory's marker object is known to exist."""
-        self.stand_ins: dict[str, tuple[ETag, int]] = {}
-        """Objects that stand for a directory of their name (S-165): by tail, ETag and LastModified (seconds)."""
         self.large = False
         """Whether it has more than a few pages: names are looked up one by one until that took as long as a listing."""
         self.list_s = 0.0
@@ -245,10 +243,6 @@ class Directory(Node):
         """Drop the listing, and ignore the answers of pending listing requests."""
         self.listing = None
         self.listings_dropped += 1
-
-    def stood_in(self) -> bool:
-        """Whether an object `dir` stands for this directory, beside or instead of its marker `dir/`."""
-        return self.parent is not None and self.tail[:-1] in self.parent.stand_ins
 
     def has_directory(self, name: bytes) -> bool:
         """Whether this name is known to be a directory."""

@@ -10,13 +10,12 @@ from typing import Literal
 
 import pytest
 
-from datastore.fuse.ops import ROOT_INO, Caller, Fh, SetAttr
-from datastore.fuse.store.base import ObjectInfo, WriteOptions
+from datastore.fuse.ops import ROOT_INO, Caller, Fh
+from datastore.fuse.store.base import WriteOptions
 from datastore.fuse.vfs.tree.listing import Listing
 from datastore.fuse.vfs.tree.nodes import Directory
 from tests.driving import resolve
 from tests.kernelkeeps import Room
-from tests.localfs import ME
 from tests.mounted import Client, World, failing
 from tests.promises import promise
 
@@ -253,93 +252,3 @@ def test_bytes_in_a_directorys_object_are_not_removed_with_it(world: World, one:
     world.put("d/", b"")
     world.later()
     one.local.rmdir("d")
-
-
-MARKER = WriteOptions(content_type="application/x-directory; charset=UTF-8", metadata={"mode": "16832", "uid": "7"})
-
-
-@promise("S-165")
-class TestObjectsThatStandForDirectories:
-    """An object `dir` of the type application/x-directory, as older tools write it, is the directory `dir`."""
-
-    def test_it_is_shown_as_one(self, world: World, one: Client, other: Client) -> None:
-        world.tool.put("dir", b"", MARKER)
-        world.put("file", b"x")
-        for client in (one, other):
-            seen = client.local.stat("dir")
-            assert (seen.mode, seen.uid) == (stat.S_IFDIR | 0o700, 7)
-            assert client.local.listdir("dir") == []
-            assert client.local.listdir("") == [b"dir", b"file"]
-            world.later()
-            assert client.local.stat("dir").mode == stat.S_IFDIR | 0o700
-        assert world.all_keys() == ["dir", "file"]
-
-    @pytest.mark.parametrize("change", ["mkdir", "create", "chmod", "rename"])
-    def test_it_becomes_a_marker_when_it_changes(self, world: World, one: Client, other: Client, change: str) -> None:
-        world.tool.put("dir", b"", MARKER)
-        name, mode = "moved" if change == "rename" else "dir", 0o750 if change == "chmod" else 0o700
-        {
-            "mkdir": lambda: one.local.mkdir("dir/sub"),
-            "create": lambda: one.local.write("dir/file", b"x"),
-            "chmod": lambda: one.local.chmod("dir", 0o750),
-            "rename": lambda: one.local.rename("dir", "moved"),
-        }[change]()
-        assert world.metadata(f"{name}/")["mode"] == str(stat.S_IFDIR | mode)
-        assert name not in world.all_keys()
-        for client in (one, other):
-            assert client.local.stat(name).mode == stat.S_IFDIR | mode
-            assert client.local.listdir("") == [name.encode()]
-        world.put(name, b"an object beside it")
-        one.local.mkdir(f"{name}/more")
-        assert world.body(name) == b"an object beside it"
-
-    def test_it_is_one_where_names_are_asked_for_one_by_one(self, world: World, one: Client) -> None:
-        world.tool.put("dir", b"", MARKER)
-        one.ask_one_by_one()
-        assert one.local.stat("dir").mode == stat.S_IFDIR | 0o700
-        heads = one.calls("head")
-        assert one.local.scandir() == [(b"dir", stat.S_IFDIR)]
-        assert one.calls("head") == heads
-
-    def test_it_is_not_shown_beside_its_entries(self, world: World, one: Client) -> None:
-        world.tool.put("dir", b"", MARKER)
-        world.put("dir/inside", b"x")
-        list(one.local.scandir("", plus=True))
-        assert one.local.listdir("") == [b"dir"]
-        assert one.local.listdir("dir") == [b"inside"]
-        failing(errno.ENOTEMPTY, one.local.rmdir, "dir")
-        world.tool.delete("dir/inside")
-        world.later()
-        one.local.rmdir("dir")
-        assert world.all_keys() == []
-        assert one.local.listdir("") == []
-
-    def test_an_answer_from_before_a_change_is_not_taken(
-        self, world: World, one: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for name in ("dir", "other"):
-            world.tool.put(name, b"", MARKER)
-        ino = one.local.stat("dir").ino
-        world.later()
-        head = one.faulty.head
-
-        async def answered_late(key: str) -> ObjectInfo:
-            info = await head(key)
-            if key == "dir":
-                monkeypatch.undo()
-                await one.fs.core.loop.spawn(one.fs.setattr(ME, ino, Fh(0), SetAttr(mode=0o750)))
-            return info
-
-        monkeypatch.setattr(one.faulty, "head", answered_late)
-        one.local.scandir("", plus=True)
-        assert one.faulty.head == head, "the answer was late"
-        assert one.local.stat("dir").mode == stat.S_IFDIR | 0o750
-
-    def test_a_file_that_comes_in_its_place_is_a_file(self, world: World, one: Client) -> None:
-        world.tool.put("dir", b"", MARKER)
-        assert one.local.stat("dir").mode == stat.S_IFDIR | 0o700
-        world.put("dir", b"bytes")
-        failing(errno.ESTALE, one.local.mkdir, "dir/sub")
-        world.later()
-        assert one.local.read("dir") == b"bytes"
-        assert world.body("dir") == b"bytes"
