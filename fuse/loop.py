@@ -23,7 +23,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from datastore.errors import DeadlineExceeded, MountFailed
+from datastore.errors import MountFailed
 from datastore.retry import THIS_THREAD, Call, Work, current_call
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,8 @@ LANES = 64
 """The most threads for large bodies and for the calls to file servers."""
 DISK_LANES = 8
 """The most threads for the local disk; a pool of its own, so that the disk never waits for a storage that is down."""
-_LOST_S = 1800.0
-"""A call in a lane that made no progress for this time is abandoned; other deadlines should have ended it before."""
 _EACH_WIDTH = 32
 """For how many items each() works at the same time: half the number of connections to the store."""
-_LOOK_S = 30.0
-"""How often the lanes are checked for calls to abandon."""
 _TICK_S = 0.25
 """How often the waits with a timeout are checked."""
 _TAKE_OVER_S = 0.02
@@ -76,16 +72,8 @@ async def pause(seconds: float) -> None:
     loop = running()
     if loop is None:
         time.sleep(seconds)
-        progressed()
     else:
         await loop.sleep(seconds)
-
-
-def progressed() -> None:
-    """Tell the lane that this thread is, if it is one, that its call makes progress and is not to be abandoned."""
-    work = THIS_THREAD.work
-    if isinstance(work, _Job):
-        work.since = work.clock()
 
 
 def in_time(call: Callable[[], T], limit_s: float, name: str) -> T:
@@ -518,13 +506,11 @@ def _outcome(future: Future[R], call: Callable[[], R]) -> Ready:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A function that is queued or runs in a lane. since: when it began or last made progress, by the loop's clock."""
+    """A function that is queued or runs in a lane."""
 
     function: Callable[[], Any]
     call: Call | None
     future: Future[Any]
-    clock: Callable[[], float]
-    since: float = 0.0
 
 
 class Lanes:
@@ -536,20 +522,16 @@ class Lanes:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._at_work: set[_Job] = set()
         self._unended = 0
         """How many jobs are running or queued."""
-        self._lost = 0
-        """How many threads still run a job that was given up; other threads are started in their place."""
-        loop.every(_LOOK_S, self._drop_lost)
 
     def run(self, call: Callable[[], R]) -> Future[R]:
         """Queue `call` as a part of the call that the present task works for. Only for the loop's thread."""
         future: Future[R] = Future()
-        self._queue.put(_Job(call, current_call(), future, self._loop.clock))
+        self._queue.put(_Job(call, current_call(), future))
         with self._lock:
             self._unended += 1
-            if len(self._threads) - self._lost < min(self._width, self._unended):
+            if len(self._threads) < min(self._width, self._unended):
                 name = f"lane-{len(self._threads)}"
                 thread = threading.Thread(target=self._work, name=name, daemon=True)
                 self._threads.append(thread)
@@ -564,34 +546,13 @@ class Lanes:
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            with self._lock:
-                job.since = job.clock()
-                self._at_work.add(job)
             THIS_THREAD.work = job
             tell = _outcome(job.future, job.function)
             THIS_THREAD.work = None
             with self._lock:
-                if job not in self._at_work:  # it was given up
-                    self._lost -= 1
-                    continue
-                self._end(job)
+                self._unended -= 1
             self._loop.soon(tell)
             del job, tell  # a thread that waits for its next job keeps no reference to this one
-
-    def _end(self, job: _Job) -> None:
-        """Count the job as ended. The caller holds the lock."""
-        self._at_work.remove(job)
-        self._unended -= 1
-
-    def _drop_lost(self) -> None:
-        now = self._loop.clock()
-        with self._lock:
-            lost = [job for job in self._at_work if now - job.since > _LOST_S]
-            for job in lost:
-                self._end(job)
-                self._lost += 1
-        for job in lost:
-            job.future.set_error(DeadlineExceeded("a request to the store got no answer for too long; try again"))
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int = _EACH_WIDTH) -> list[R]:

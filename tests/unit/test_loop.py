@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from datastore.errors import DeadlineExceeded, MountFailed
+from datastore.errors import MountFailed
 from datastore.fuse import loop as module
 from datastore.fuse.loop import Future, Lock, Loop, Semaphore, Task, Wait, all_of, each, now, pause, running
 from datastore.retry import Call, current_call, one_call
@@ -557,59 +557,6 @@ def test_the_disk_does_not_wait_for_a_storage_that_is_down(monkeypatch: pytest.M
         return kept
 
     assert loop.run(asks()) == "kept"
-    loop.close()
-
-
-def test_a_call_that_is_never_heard_of_again_is_given_up_and_takes_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LANES", 1)
-    clock = ManualClock()
-    loop, begun, go_on = Loop(clock.monotonic), threading.Event(), threading.Event()
-
-    def hangs() -> str:
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
-        return "too late"
-
-    async def asks(call: Any) -> Any:
-        return await loop.lane(call)
-
-    lost, queued = loop.spawn(asks(hangs)), loop.spawn(asks(lambda: "done"))
-    loop.turn()
-    assert begun.wait(PATIENCE_S)
-    clock.advance(module._LOST_S + 1)
-    while not lost.done:
-        loop.soon(lambda: None)
-        loop.turn()
-    assert isinstance(lost.error, DeadlineExceeded)
-    assert not queued.done, "it has waited as long, but has not begun"
-    later = loop.spawn(asks(lambda: "done"))
-    turn_until_done(loop, queued, later)
-    go_on.set()
-    assert loop.run(asks(lambda: "again")) == "again"
-    assert isinstance(lost.error, DeadlineExceeded)
-    loop.close()
-
-
-def test_a_call_that_makes_progress_is_not_given_up_however_long_it_takes() -> None:
-    clock = ManualClock()
-    loop, looked = Loop(clock.monotonic), threading.Event()
-
-    def slow() -> str:
-        for _ in range(3):
-            clock.advance(0.7 * module._LOST_S)
-            now(pause(0.0))
-            looked.clear()
-            assert looked.wait(PATIENCE_S)
-        return "done"
-
-    async def asks() -> str:
-        return await loop.lane(slow)
-
-    task = loop.spawn(asks())
-    while not task.done:
-        loop.soon(looked.set)
-        loop.turn()
-    assert task.result() == "done"
     loop.close()
 
 

@@ -18,7 +18,7 @@ from itertools import chain
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, Unreachable
 
-from ...loop import Loop, Wait, progressed, running
+from ...loop import Loop, Wait, running
 from ..base import FilePart, in_memory
 from .dialing import Route, connected
 from .errors import UNANNOUNCED, connection_words, one_line
@@ -228,7 +228,6 @@ class Transport:
         left = deadline - self._clock()
         if left <= 0:
             raise TimeoutError
-        progressed()
         return min(left, self.limits.idle_s + patience_s)
 
 

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from datastore.errors import CorruptBody, DeadlineExceeded, InvalidRequest, StoreError, Unreachable
-from datastore.fuse import loop as module
 from datastore.fuse.loop import Loop, Task, each, now
 from datastore.fuse.store.base import Body, FilePart
 from datastore.fuse.store.s3.dialing import Proxy, Route, proxy_for
@@ -393,28 +392,6 @@ class TestDeadlines:
             sent = body if method == "PUT" else b""
             asked = Request(method=method, body=sent, expected_bytes=expected, most_bytes=len(body))
             assert transport.ask(asked).status == 200
-
-    def test_a_lane_is_not_given_up_while_bytes_come(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However long the whole body takes."""
-        monkeypatch.setattr(module, "_LOST_S", 1.0)
-        monkeypatch.setattr(module, "_LOOK_S", 0.05)
-        body = bytes(600_000)
-
-        def crawl(connection: socket.socket) -> None:
-            connection.recv(1000)
-            connection.sendall(http(200, body)[: -len(body)])
-            for start in range(0, len(body), 30_000):
-                time.sleep(0.1)
-                connection.sendall(body[start : start + 30_000])
-
-        async def ask() -> Answer:
-            return await loop.lane(lambda: now(transport.begin(replace(LARGER, expected_bytes=len(body)))))
-
-        with talking(crawl) as port:
-            loop, transport = Loop(), PlainTransport(port, limits=TransportLimits(idle_s=0.3))
-            assert len(loop.run(ask()).body) == len(body)
-            loop.close()
-            transport.close()
 
     def test_what_the_other_side_takes_is_no_silence(self, transports: Transports) -> None:
         """Though the kernel has room for more only when it has taken a third of what is under way."""
