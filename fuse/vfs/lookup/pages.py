@@ -27,15 +27,13 @@ class Pages:
     began. From the first page that differs, they are read one after the other, until one ends where a known page ended.
     """
 
-    def __init__(self, core: Core, directory: Directory, first: ListPage | None = None) -> None:
-        """first: the first page, if it was read already; only for a directory without a listing."""
+    def __init__(self, core: Core, directory: Directory) -> None:
         had = directory.listing or Listing(0.0)
         self._core = core
         self._prefix = directory.key
         self._spans = [(span.after, span.end, span.digest) for span in had.spans]
         self._entries = list(had.entries.values())
         self._marker = had.own
-        self._first = first
         self._answers: dict[int, ListPage] = {}
         """Answers for known pages after one that differs, by the number of the page."""
 
@@ -70,7 +68,7 @@ class Pages:
     async def _compare(self, at: int, abreast: int) -> tuple[int, ListPage | None]:
         """Return the number and the content of the first known page from `at` on that differs; None: none differs."""
         if not self._spans:
-            return 0, self._first or await self._ask(0)
+            return 0, await self._ask(0)
         while at < len(self._spans):
             batch = [one for one in range(at, min(at + abreast, len(self._spans))) if one not in self._answers]
             self._answers.update(zip(batch, await each(self._ask, batch), strict=True))

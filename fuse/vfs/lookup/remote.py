@@ -10,14 +10,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from datastore.api.names import MARKER
 from datastore.errors import KeyTooLong, NotFound, PreconditionFailed, StoreError
 
 from ...loop import each
 from ...ops import FSError
-from ...store.base import ETag, ListPage, ObjectInfo, ObjectVersion
+from ...store.base import ETag, ObjectInfo, ObjectVersion
 from ..tree import facts
 from ..tree.core import Core
 from ..tree.growth import grew
@@ -38,8 +37,6 @@ UNLINKED = ".datastore.unlinked/"
 """The prefix, below the mount's root and not shown, of copies of large files that were removed while open."""
 HIDDEN = frozenset((UNLINKED, MARKER))
 """The tails that are not shown in the mount's root, and that can't be made there."""
-_BEGUN_MAX = 64
-"""The most first pages that are kept until read_directory() uses them."""
 FAR_S = 0.005
 """A store that is near lists a directory of the usual size in less than this; seconds."""
 _LAST = 4
@@ -52,19 +49,9 @@ _AskedAs = tuple[tuple[int, ...], ETag, int]
 """See Node.asked_as."""
 
 
-class _Begun(NamedTuple):
-    """The first page of a directory without a listing. took_s: how long it took; seen: listed_as before the request."""
-
-    page: ListPage | None
-    started: float
-    took_s: float
-    seen: tuple[tuple[int, ...], int]
-
-
 class Remote:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._begun: dict[int, _Begun] = {}
         self.took_s: deque[float] = deque(maxlen=_LAST)
         """How long the last listings took, in seconds."""
 
@@ -72,22 +59,6 @@ class Remote:
     def is_far(self) -> bool:
         """Whether the store is so slow that prefetching pays, though its answers may not be needed."""
         return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
-
-    async def begin(self, directory: Directory) -> None:
-        """Request the entries of a directory that is soon read, but only the first page if more follow. Several known
-        pages are left to read_directory(), which requests them in parallel. Errors: StoreError, FSError.
-        """
-        core = self._core
-        whole = directory.listing is not None and len(directory.listing.spans) <= 1
-        if directory.listing is None:
-            seen, started = directory.listed_as, core.clock.monotonic()
-            page = await core.store.list_page(directory.key, delimiter="/")
-            whole, too_old = page.next_token is None, started - core.settings.metadata_ttl_s
-            begun = [(ino, one) for ino, one in self._begun.items() if one.started > too_old]
-            self._begun = dict(begun[1 - _BEGUN_MAX :])
-            self._begun[directory.ino] = _Begun(page, started, core.clock.monotonic() - started, seen)
-        if whole:
-            await self.read_directory(directory, whole=False)
 
     async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one. The
@@ -100,13 +71,10 @@ class Remote:
         raise FSError(errno.EBUSY, f"'{directory.key}' is renamed again and again")
 
     async def _read(self, directory: Directory, *, whole: bool) -> Listing | None:
-        core, seen, had, now = self._core, directory.listed_as, directory.listing, self._core.clock.monotonic()
-        begun = self._begun.pop(directory.ino, None)
-        if begun is None or begun.seen != seen or had is not None or not self.is_fresh(directory, begun.started):
-            begun = _Begun(None, now, 0.0, seen)
-        started, hidden = begun.started, HIDDEN if directory is core.nodes.root else frozenset[str]()
-        listing = await Pages(core, directory, begun.page).read(started, hidden, None if whole else FIRST_PAGES)
-        took_s = core.clock.monotonic() - now + begun.took_s
+        core, seen, had, started = self._core, directory.listed_as, directory.listing, self._core.clock.monotonic()
+        hidden = HIDDEN if directory is core.nodes.root else frozenset[str]()
+        listing = await Pages(core, directory).read(started, hidden, None if whole else FIRST_PAGES)
+        took_s = core.clock.monotonic() - started
         self.took_s.append(took_s)
         if directory.listed_as != seen:
             return None

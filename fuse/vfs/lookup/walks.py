@@ -212,8 +212,9 @@ class Descent:
             await self._remote.head(directory)
 
     async def _list(self, directory: Directory) -> None:
-        """List a directory, unless that was done or is under way. A reader waits for listing_lock meanwhile."""
-        if not directory.listing_lock.locked and self._remote.fresh_listing(directory) is None:
+        """List a directory, unless that was done or is under way, or it is large. A reader waits for listing_lock."""
+        pages = len(directory.listing.spans) if directory.listing is not None else 0
+        if pages <= 1 and not directory.listing_lock.locked and self._remote.fresh_listing(directory) is None:
             async with directory.listing_lock:
                 with suppress(StoreError, FSError):  # a reader asks again, and gets the error
-                    await self._remote.begin(directory)
+                    await self._remote.read_directory(directory, whole=False)

@@ -363,10 +363,9 @@ def test_what_others_changed_on_a_known_path_is_seen(world: World, one: Client, 
 
 
 @promise("S-154")
-def test_the_first_page_of_a_directory_is_asked_for_once(
+def test_a_directory_that_is_looked_up_is_listed_ahead_once(
     world: World, one: Client, far: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is what its listing begins with."""
     world.put_all(f"top/flat/f{number:05}" for number in range(2500))
     world.later(100)
     asked: list[str] = []
@@ -379,7 +378,7 @@ def test_the_first_page_of_a_directory_is_asked_for_once(
     monkeypatch.setattr(one.store, "list_page", told)
     assert one.local.exists("top/flat")
     one.quiet()
-    assert asked.count("top/flat/") == 1
+    assert asked.count("top/flat/") == 3
     assert len(one.local.listdir("top/flat")) == 2500
     assert asked.count("top/flat/") == 3
     world.later()
@@ -410,20 +409,6 @@ def test_a_walk_has_attributes_and_pages_asked_for_ahead(world: World, one: Clie
     assert one.local.stat("top/d150/f0").size == len(b"another")
 
 
-def test_first_pages_that_are_too_old_are_let_go_of(world: World, one: Client) -> None:
-    """What was begun and not used is no more than what can still be used."""
-    for folder in ("a", "b"):
-        world.put_all(f"{folder}/{number:04}" for number in range(TWO_PAGES))
-    for folder in ("a", "b"):
-        resolve(one.fs.remote.begin(one.folder(folder)))
-        world.later()
-    assert list(one.fs.remote._begun) == [one.folder("b").ino]
-    world.put_all(f"c/{number:04}" for number in range(TWO_PAGES))
-    resolve(one.fs.remote.begin(one.folder("b")))
-    resolve(one.fs.remote.begin(one.folder("c")))
-    assert list(one.fs.remote._begun) == [one.folder("b").ino, one.folder("c").ino]
-
-
 @promise("S-154")
 def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client) -> None:
     """Each of them has it listed ahead, and the first that comes to it does it for all."""
@@ -433,16 +418,3 @@ def test_a_directory_that_many_look_up_is_listed_once(world: World, one: Client)
     for _ in range(3):
         resolve(one.fs.resolver._descent._list(node))
     assert one.calls("list_page") == before + 1
-
-
-@promise("S-28")
-def test_a_first_page_that_is_too_old_is_not_shown(world: World) -> None:
-    """What was listed ahead counts from the moment at which it was asked for."""
-    world.put_all(f"d/{number:04}" for number in range(TWO_PAGES))
-    world.clock.advance(50)
-    for passed_s, is_believed in ((TTL_S / 2, True), (TTL_S, False)):
-        client = world.client()
-        resolve(client.fs.remote.begin(client.folder("d")))
-        world.put(f"d/0000-{passed_s}")
-        world.clock.advance(passed_s)
-        assert (f"0000-{passed_s}".encode() not in client.local.listdir("d")) is is_believed
