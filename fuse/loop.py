@@ -556,18 +556,27 @@ class Lanes:
 
 
 async def each(call: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], width: int = _EACH_WIDTH) -> list[R]:
-    """Await call(item) for all items, `width` at a time; return the results in order. The first error in that order is
-    raised when all have ended. Without a loop the calls run one after the other, up to the first error."""
+    """Await call(item) for all items, `width` at a time; return the results in order. After an error no other item is
+    begun, and the first error in that order is raised when all that were begun have ended. Without a loop the calls run
+    one after the other."""
     loop = running()
     if loop is None:
         return [await call(item) for item in items]
-    places = Semaphore(width)
+    waiting = deque(enumerate(items))
+    results, errors = dict[int, R](), dict[int, Exception]()
 
-    async def placed(item: T) -> R:
-        async with places:
-            return await call(item)
+    async def work() -> None:
+        while waiting and not errors:
+            number, item = waiting.popleft()
+            try:
+                results[number] = await call(item)
+            except Exception as error:  # raised below
+                errors[number] = error
 
-    return await all_of([loop.spawn(placed(item)) for item in items])
+    await all_of([loop.spawn(work()) for _ in range(min(width, len(waiting)))])
+    if errors:
+        raise errors[min(errors)]
+    return [results[number] for number in sorted(results)]
 
 
 async def all_of(tasks: Iterable[Future[T]]) -> list[T]:

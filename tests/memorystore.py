@@ -14,7 +14,6 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -34,9 +33,6 @@ from datastore.fuse.store.base import (
     Capabilities,
     ETag,
     FilePart,
-    GetFeed,
-    GetSink,
-    HeadSink,
     ListedObject,
     ListPage,
     ObjectInfo,
@@ -58,27 +54,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def get_each(store: ObjectStore, feed: GetFeed, sink: GetSink) -> None:
-    """Implement ObjectStore.get_many() by one get() after the other."""
-    while (wanted := feed()) is not None:
-        answer = None
-        with suppress(StoreError):
-            body, info = await store.get(wanted.key, if_match=wanted.etag)
-            if (info.etag or wanted.etag, len(body)) == (wanted.etag, wanted.size):
-                answer = body, info
-        sink(wanted, answer)
-
-
-async def head_each(store: ObjectStore, keys: Sequence[str], sink: HeadSink) -> None:
-    """Implement ObjectStore.head_many() by one head() after the other."""
-    for number, key in enumerate(keys):
-        try:
-            answer: ObjectInfo | StoreError = await store.head(key)
-        except StoreError as error:
-            answer = error
-        sink(number, answer)
-
-
 def _hooked(
     method: Callable[Concatenate[ObjectStore, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[HookedStore, P], Coroutine[Any, Any, T]]:
@@ -92,7 +67,7 @@ def _hooked(
 
 
 class HookedStore:
-    """A store in front of another one: around() makes each call, also each single call of head_many and get_many."""
+    """A store in front of another one: around() makes each call."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
@@ -107,9 +82,7 @@ class HookedStore:
 
     list_page = _hooked(ObjectStore.list_page)
     head = _hooked(ObjectStore.head)
-    head_many = head_each
     get = _hooked(ObjectStore.get)
-    get_many = get_each
     put = _hooked(ObjectStore.put)
     copy = _hooked(ObjectStore.copy)
     delete = _hooked(ObjectStore.delete)
@@ -268,9 +241,6 @@ class MemoryStore:
     async def head(self, key: str) -> ObjectInfo:
         with self.bucket.lock:
             return self._describe(key, self.bucket.find(key))
-
-    head_many = head_each
-    get_many = get_each
 
     async def get(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from datastore.fuse.store.base import GetFeed, GetSink, HeadSink
 from tests.driving import resolve, the_loop
 from tests.memorystore import HookedStore
 
@@ -17,12 +16,6 @@ class OnLoop(HookedStore):
 
     async def around(self, method: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return resolve(call())
-
-    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
-        resolve(self.inner.head_many(keys, sink))
-
-    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        resolve(self.inner.get_many(feed, sink))
 
     def close(self) -> None:
         the_loop().call(self.inner.close)

@@ -70,7 +70,6 @@ COPY_LIMITS = Limits(whole=1 << 30, part=256 << 20)
 OWN_PREFIX = ".datastore."
 """The beginning of the names that this project keeps in the root of a Datastore; they are no part of the data."""
 _DELETE_KEYS = 1000
-_HEAD_KEYS = 1000
 _LINK_MAX = 4096
 _SEEN = Defaults(0, 0)
 _CANT_COPY = (AccessDenied, BucketNotFound, InvalidRequest, NotFound, Unsupported)
@@ -435,18 +434,13 @@ class ObjectTree:
     def _directories(self, directories: dict[str, ListedObject | None]) -> Iterator[Node]:
         """Yield the directories with their modes, which are known from their marker objects only."""
         markers = [(path, listed) for path, listed in directories.items() if listed is not None]
-        modes: dict[str, int] = {}
-        for first in range(0, len(markers), _HEAD_KEYS):
-            some = markers[first : first + _HEAD_KEYS]
-
-            def take(at: int, answer: ObjectInfo | StoreError, some: list[tuple[str, ListedObject]] = some) -> None:
-                if isinstance(answer, ObjectInfo):
-                    modes[some[at][0]] = stat.S_IMODE(_mode_of(answer, stat.S_IFDIR))
-
-            self._store.head_many([listed.key for _, listed in some], take)
-            for path, listed in some:
-                if path not in modes:
-                    raise self._changed(listed.key)
+        try:
+            infos = self._store.heads([listed.key for _, listed in markers])
+        except NotFound as error:
+            raise self._changed(error.key) from None
+        modes = {
+            path: stat.S_IMODE(_mode_of(info, stat.S_IFDIR)) for (path, _), info in zip(markers, infos, strict=True)
+        }
         for path in directories:
             yield Node(path, "directory", mode=modes.get(path, _SEEN.directory_mode))
 

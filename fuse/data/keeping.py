@@ -10,7 +10,7 @@ from .pieces import Piece
 
 _LATER_BYTES = 32 << 20
 """The bytes of waiting pieces at which is_full is true: a further piece is written at once, by a pool thread (lane) of
-its own, and Reader.bring_many() stops."""
+its own, and nothing more is fetched ahead."""
 _BATCH_BYTES = 4 << 20
 """The bytes of waiting pieces for which a thread is woken although more pieces follow."""
 

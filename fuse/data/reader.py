@@ -32,8 +32,6 @@ _BEHIND_BYTES = 8 << 20
 may follow closely, and the latest pieces are not on disk yet."""
 _SHARING_MAX = 8
 """The most sequential readers that share the readahead memory; of more, some have probably stopped reading."""
-_BRING_S = 60.0
-"""The longest that one bring_many() begins new fetches: each call finds out again how many connections are useful."""
 _LOOP_BYTES = 1 << 20
 """The largest body that is received on the event loop; a pool thread receives a larger one."""
 _PIECE_BYTES = 1 << 20
@@ -46,7 +44,7 @@ class LeftAlone(TransientStoreError):
 
 
 class Reader:
-    """INVARIANT: each piece in the table has arrived, or a task or bring_many() is about to fetch it or to fail it."""
+    """INVARIANT: each piece in the table has arrived, or a task is about to fetch it or to fail it."""
 
     def __init__(
         self,
@@ -96,57 +94,27 @@ class Reader:
             offset = end
         return await self.loop.on_disk(b"".join, parts) if len(parts) > 1 else b"".join(parts)
 
-    async def bring(self, version: ObjectVersion) -> ObjectInfo | None:
+    async def bring(self, version: ObjectVersion, *, ahead: bool = False) -> ObjectInfo | None:
         """Fetch a whole small version, and return what the store says of it now; None if the version is held, or if
-        another call fetches it, which has ended then. Errors: as obtain()."""
+        another call fetches it, which has ended then. ahead: nobody waits for it yet, so this first waits for the
+        cache's disk when that is far behind; the caller fetches others, and then calls keep_rest().
+        Errors: as obtain()."""
+        if ahead and self._keeping.is_full:
+            await self._keeping.caught_up()
         if self._cache.present(version):
             return None
         piece = self.table.claim(version)
         if piece is not None:
-            answer = await self._fetch([piece])
+            answer = await self._fetch([piece], more=ahead)
             await piece
             return answer
         for piece in self._coming(version, 0, version.size):
             await piece
         return None
 
-    async def bring_many(
-        self, feed: Callable[[], ObjectVersion | None], arrived: Callable[[ObjectVersion], None]
-    ) -> None:
-        """Fetch the whole small versions that feed() returns, which nobody waits for yet, until feed() returns None.
-        Return early after _BRING_S, and when the cache's disk is far behind; the next call first waits for the disk.
-        arrived: called once for each version, even if its fetch failed; a later reader then fetches it itself."""
-        if self._keeping.is_full:
-            await self._keeping.caught_up()
-        until = self.loop.clock() + _BRING_S
-        claimed: dict[ObjectVersion, Piece] = {}
-        learn = self._asking()
-
-        def following() -> ObjectVersion | None:
-            while not self._keeping.is_full and self.loop.clock() < until and (version := feed()) is not None:
-                piece = None if self._cache.present(version) else self.table.claim(version)
-                if piece is not None:
-                    claimed[version] = piece
-                    return version
-                arrived(version)
-            return None
-
-        def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
-            piece = claimed.pop(version)
-            if answer is None:  # a reader that waits for the piece fetches it itself, and gets the error
-                self.table.fail(piece, _left_alone(piece))
-            else:
-                self.table.finish(piece, answer[0])
-                learn(answer[1])
-                self._keeping.later(piece, more=True)
-            arrived(version)
-
-        try:
-            await self._store.get_many(following, take)
-        finally:
-            self._keeping.flush()
-            for version in list(claimed):
-                take(version, None)
+    def keep_rest(self) -> None:
+        """Have the disk cache take what bring(ahead=True) has fetched."""
+        self._keeping.flush()
 
     async def prefetch(self, version: ObjectVersion, progress: Callable[[int], None] | None = None) -> bool:
         """Bring the whole version into the disk cache; return whether all is there now (False: no room). Idempotent.
@@ -246,9 +214,11 @@ class Reader:
         await self._fetch(run, dropped)
         self._ahead -= 1
 
-    async def _fetch(self, run: list[Piece], dropped: Callable[[], bool] = lambda: False) -> ObjectInfo | None:
-        """Fetch new, adjoining pieces by one GET; each that arrives is written to the disk cache too. Return what the
-        store says of the object if the GET of a single piece succeeds."""
+    async def _fetch(
+        self, run: list[Piece], dropped: Callable[[], bool] = lambda: False, *, more: bool = False
+    ) -> ObjectInfo | None:
+        """Fetch new, adjoining pieces by one GET; each that arrives is written to the disk cache too (more: see
+        Keeping.later()). Return what the store says of the object if the GET of a single piece succeeds."""
         try:
             if len(run) == 1 and run[0].size <= _LOOP_BYTES:
                 found = await self._ask(run, dropped)
@@ -256,7 +226,7 @@ class Reader:
                 found = await self.loop.lane(lambda: now(self._ask(run, dropped)))
             if found is not None:
                 self.table.finish(run[0], found[0])
-                self._keeping.later(run[0])
+                self._keeping.later(run[0], more=more)
                 return found[1]
         except BaseException as error:
             for piece in run:

@@ -1,4 +1,4 @@
-"""Prefetches small versions that will probably be read soon: a queue, and a task that fetches several at once.
+"""Prefetches small versions that will probably be read soon: a queue, and tasks that fetch one after the other.
 
 A reader whose version is still queued fetches it itself. For the event loop's thread.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from datastore.errors import StoreError
+from datastore.errors import StoreError, TransientStoreError
 
 from ..loop import Future
 from ..store.base import ObjectVersion
@@ -21,15 +21,15 @@ class SmallFileFetcher:
         self._reader = reader
         self._waiting: dict[str, ObjectVersion] = {}
         self._running: dict[str, Future[None]] = {}
-        self._working = False
+        self._tasks = 0
         self.bytes = 0
 
-    def add(self, versions: Iterable[ObjectVersion]) -> None:
-        """Queue these versions, to be fetched in this order."""
+    def add(self, versions: Iterable[ObjectVersion], width: int) -> None:
+        """Queue these versions, to be fetched in this order, at most `width` at a time."""
         for version in versions:
             self._put(version)
-        if self._waiting and not self._working:
-            self._working = True
+        for _ in range(min(width - self._tasks, len(self._waiting))):
+            self._tasks += 1
             self._reader.loop.background(self._work())
 
     def __contains__(self, key: str) -> bool:
@@ -74,13 +74,22 @@ class SmallFileFetcher:
         return version
 
     async def _work(self) -> None:
-        while self._waiting:
-            try:
-                await self._reader.bring_many(self._take, self._settle)
-            except Exception:  # no reader waits for these yet; a later reader fetches again, and gets the error
-                self.bytes -= sum(version.size for version in self._waiting.values())
-                self._waiting.clear()
-        self._working = False
+        """Fetch what is queued. After an error nobody has it: a later reader fetches again, and gets the error."""
+        try:
+            while (version := self._take()) is not None:
+                try:
+                    await self._reader.bring(version, ahead=True)
+                except TransientStoreError:
+                    self.bytes -= sum(version.size for version in self._waiting.values())
+                    self._waiting.clear()
+                except StoreError:
+                    pass
+                finally:
+                    self._settle(version)
+        finally:
+            self._tasks -= 1
+            if not self._tasks:
+                self._reader.keep_rest()
 
     def _settle(self, version: ObjectVersion) -> None:
         self.bytes -= version.size

@@ -189,19 +189,6 @@ class ObjectVersion(NamedTuple):
     size: int
 
 
-GetFeed = Callable[[], ObjectVersion | None]
-"""Returns the next version to get; it is called whenever a connection is free. None: there is none now."""
-
-HeadSink = Callable[[int, ObjectInfo | StoreError], None]
-"""Takes the answer for one of several objects: its index in the sequence of objects, and its facts or an error. It is
-called while other requests are under way: it must not call the store, nor raise a StoreError. Any other exception that
-it raises ends the call."""
-
-
-GetSink = Callable[[ObjectVersion, tuple[Body, ObjectInfo] | None], None]
-"""Takes all bytes of one of several objects; the sink may keep them. None: the object is no longer that version, or the
-request failed; get() tells why. It is called under the same rules as a HeadSink."""
-
 Sink = Callable[[ObjectInfo, int, Body], None]
 """Takes a body in ascending pieces: the object's facts, the offset in what was asked for, and the piece, which the sink
 may keep. Each piece ends at a whole MiB of the object or at the end of what was asked for. A failed attempt is repeated
@@ -247,10 +234,6 @@ class ObjectStore(Protocol):
     async def head(self, key: str) -> ObjectInfo:
         """Return the object's facts. Errors: NotFound."""
 
-    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
-        """Give the sink the facts of up to 1,000 objects, each once, in any order.
-        An error that head() would raise is an answer here. On an event loop only."""
-
     async def get(
         self,
         key: str,
@@ -264,10 +247,6 @@ class ObjectStore(Protocol):
         A range that reaches past the end gives the bytes that exist; one that starts at or past the end gives b"".
         ObjectInfo.metadata may be empty. Errors: NotFound; PreconditionFailed when the etag is not `if_match`.
         """
-
-    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """Give the sink small objects that nobody waits for yet, in any order, until `feed` has no other one.
-        Nothing is retried; after an exception the rest of `feed` has not been asked for. On an event loop only."""
 
     async def put(self, key: str, body: Body, options: WriteOptions) -> WriteResult:
         """Write a whole object of at most 5 GiB."""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..loop import Loop, now
-from .base import Capabilities, ObjectStore
+from ..loop import Loop, each, now
+from .base import Capabilities, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _turning(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that needs an event loop, on a loop of its own that this thread runs."""
-    with closing(Loop()) as loop:
-        return loop.run(coroutine)
-
-
 def _blocks(
     method: Callable[Concatenate[ObjectStore, P], Coroutine[Any, Any, T]],
-    wait: Callable[[Coroutine[Any, Any, T]], T] = now,
 ) -> Callable[Concatenate[BlockingStore, P], T]:
     """Return a method of ObjectStore as a plain function that waits for the answer."""
     name = method.__name__
 
     def call(store: BlockingStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         asked: Callable[P, Coroutine[Any, Any, T]] = getattr(store.inner, name)
-        return wait(asked(*args, **kwargs))
+        return now(asked(*args, **kwargs))
 
     return call
 
@@ -58,8 +51,11 @@ class BlockingStore:
     pending_uploads = _blocks(ObjectStore.pending_uploads)
     has_object_lock = _blocks(ObjectStore.has_object_lock)
     set_legal_hold = _blocks(ObjectStore.set_legal_hold)
-    head_many = _blocks(ObjectStore.head_many, _turning)
-    get_many = _blocks(ObjectStore.get_many, _turning)
+
+    def heads(self, keys: Sequence[str]) -> list[ObjectInfo]:
+        """Return the facts of objects, several of which are requested at once. Errors: those of head()."""
+        with closing(Loop()) as loop:
+            return loop.run(each(self.inner.head, keys))
 
     def close(self) -> None:
         self.inner.close()

@@ -31,12 +31,8 @@ from .base import (
     Capabilities,
     ETag,
     FilePart,
-    GetFeed,
-    GetSink,
-    HeadSink,
     ObjectInfo,
     ObjectStore,
-    ObjectVersion,
     PartNumber,
     Sink,
     UploadId,
@@ -152,62 +148,6 @@ class RetryingStore:
             "complete_upload", attempt, ours=lambda: self._ours(key, lambda: joined_etag(etag for _, etag in parts))
         )
 
-    async def head_many(self, keys: Sequence[str], sink: HeadSink) -> None:
-        """See ObjectStore. Objects with a transient error are asked for again, together and within one budget.
-        Each object is counted as a HEAD that took from the beginning of the call to its answer."""
-        began = self._clock()
-        failed: dict[int, StoreError] = {}
-
-        def answered(number: int, answer: ObjectInfo | StoreError) -> None:
-            error = answer if isinstance(answer, StoreError) else None
-            self.metrics.record("head", self._clock() - began, error="" if error is None else type(error).__name__)
-            if error is None or not error.transient:
-                self.metrics.silence.answered(error)
-            sink(number, answer)
-
-        async def attempt() -> None:
-            numbers = list(failed or range(len(keys)))
-            failed.clear()
-
-            def take(at: int, answer: ObjectInfo | StoreError) -> None:
-                if isinstance(answer, StoreError) and answer.transient:
-                    failed[numbers[at]] = answer
-                else:
-                    answered(numbers[at], answer)
-
-            await self.inner.head_many([keys[number] for number in numbers], take)
-            if failed:
-                raise next(iter(failed.values()))
-
-        try:
-            await self._ask("head", attempt, counted=False)
-        except StoreError:
-            if not failed:
-                raise
-        for number, error in failed.items():
-            answered(number, error)
-
-    async def get_many(self, feed: GetFeed, sink: GetSink) -> None:
-        """See ObjectStore. Each object is counted as a GET, a failed one with the error class "Unfetched"."""
-        begun: dict[ObjectVersion, float] = {}
-
-        def begin() -> ObjectVersion | None:
-            wanted = feed()
-            if wanted is not None:
-                begun[wanted] = self._clock()
-            return wanted
-
-        def answered(wanted: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
-            now = self._clock()
-            received, error = (0, "Unfetched") if answer is None else (len(answer[0]), "")
-            self.metrics.record("get", now - begun.pop(wanted), received=received, error=error)
-            if answer is not None:
-                self._answered_at = now
-                self.metrics.silence.answered()
-            sink(wanted, answer)
-
-        await self.inner.get_many(begin, answered)
-
     async def _ask(
         self,
         method: str,
@@ -216,13 +156,12 @@ class RetryingStore:
         sent: int = 0,
         received: Callable[[T], int] | None = None,
         ours: Callable[[], Answering[T | None]] | None = None,
-        counted: bool = True,
     ) -> T:
         """Return the answer to one call, after as many attempts as the budget allows. If the first attempt took over
         half of the budget, it was making progress, and the budget begins when it failed.
 
         sent: bytes of the request's body. received: returns those of an answer. ours: returns what an earlier attempt
-        without an answer has written, or None. counted: the call counts in the metrics.
+        without an answer has written, or None.
         """
         retrier, began, call, silence = self._retrier, self._clock(), current_call(), self.metrics.silence
         since = began if call is None else call.waiting_since(began, self._answered_at)
@@ -267,12 +206,10 @@ class RetryingStore:
             silence.ended(lost, sent)
             if by_store and not lost:
                 self._answered_at = ended
-                if counted:
-                    silence.answered(refusal)
+                silence.answered(refusal)
             if by_store and call is not None:
                 call.failing_since = since if lost else None
-            if counted:
-                self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
+            self.metrics.record(method, ended - began, sent=0 if failed else sent, received=got, error=failed)
             del refusal  # its traceback holds this frame, which holds the body
 
     async def _ours(

@@ -39,7 +39,7 @@ class DatastoreFilesystem:
     def __init__(self, core: Core) -> None:
         self.core, self.loop = core, core.loop
         self.remote = Remote(core)
-        prefetcher = Prefetcher(core)
+        prefetcher = Prefetcher(core, self.remote)
         self.resolver = Resolver(core, self.remote, prefetcher)
         self.uploads = Uploads(core, self.resolver)
         self.handles = Handles(core, self.resolver)

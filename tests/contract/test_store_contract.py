@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -19,15 +18,11 @@ from datastore.errors import (
     MetadataTooLarge,
     NotFound,
     PreconditionFailed,
-    StoreError,
     Throttled,
 )
 from datastore.fuse.store.base import (
-    Body,
     ByteRange,
     ETag,
-    ObjectInfo,
-    ObjectVersion,
     PartNumber,
     UploadId,
     WriteOptions,
@@ -35,7 +30,6 @@ from datastore.fuse.store.base import (
 from datastore.fuse.store.blocking import BlockingStore
 from tests.contract.conftest import Subject
 from tests.contract.deviations import REFUSED
-from tests.promises import promise
 
 PLAIN = WriteOptions()
 OTHER = ETag("0123456789abcdef0123456789abcdef")
@@ -151,47 +145,6 @@ class TestObjects:
         for byte_range in (None, ByteRange(0, 1)):
             with pytest.raises(NotFound):
                 store.get("missing", byte_range=byte_range)
-
-    @promise("S-150")
-    def test_many_heads_say_what_each_says(self, store: BlockingStore) -> None:
-        """Also of those that are missing, or another version by now; twice, since servers get to be known."""
-        keys = [f"many/{number}" for number in range(60)]
-        missing = {"many/8", "many/missing", "many/missing too"}
-        for number, key in enumerate(keys):
-            store.put(key, b"x" * (number % 3), WriteOptions(metadata={"n": str(number)}))
-        store.put("many/7", b"newer", WriteOptions(metadata={"n": "newer"}))
-        store.delete("many/8")
-        keys[30:30] = ["many/missing", "many/missing too"]
-        single = {key: store.head(key) for key in keys if key not in missing}
-        for _ in range(3):
-            found: dict[int, ObjectInfo | StoreError] = {}
-            store.head_many(keys, found.__setitem__)
-            assert len(found) == len(keys)
-            for number, key in enumerate(keys):
-                answer = found[number]
-                if isinstance(answer, StoreError):
-                    assert type(answer) is NotFound
-                    assert key in missing
-                else:
-                    assert answer._replace(server_time_ns=0) == single[key]._replace(server_time_ns=0)
-
-    @promise("S-150")
-    def test_many_gets_bring_what_each_brings(self, store: BlockingStore) -> None:
-        """Nothing of those that are missing, or another version by now; also what comes in many pieces."""
-        bodies = {f"many/{number}": bytes([number]) * (1 + number * 9000) for number in range(60)}
-        versions = [ObjectVersion(key, store.put(key, body, PLAIN).etag, len(body)) for key, body in bodies.items()]
-        store.put("many/7", b"newer", PLAIN)
-        store.delete("many/8")
-        found: dict[str, bytes | None] = {}
-
-        def take(version: ObjectVersion, answer: tuple[Body, ObjectInfo] | None) -> None:
-            assert version.key not in found
-            found[version.key] = bytes(answer[0]) if answer is not None else None
-
-        for _ in range(2):
-            found.clear()
-            store.get_many(partial(next, iter(versions), None), take)
-            assert found == {**bodies, "many/7": None, "many/8": None}
 
     @pytest.mark.parametrize("content", [b"0123456789", b""])
     def test_a_range_gives_what_there_is(self, store: BlockingStore, content: bytes) -> None:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from datastore.api.source import S3Location, StaticCredentials
@@ -37,8 +36,7 @@ Operation = Callable[[BlockingStore], object]
 OPERATIONS: Mapping[str, Operation] = {
     "list": lambda store: store.list_page(""),
     "head": lambda store: store.head("file"),
-    "head_many": lambda store: store.head_many(MANY, lambda _at, _answer: None),
-    "many_gets": lambda store: store.get_many(partial(next, iter(VERSIONS), None), lambda _version, _answer: None),
+    "heads": lambda store: store.heads(MANY),
     "get": lambda store: store.get("file"),
     "get_version": lambda store: store.get("file", if_match=TOLD),
     "get_range": lambda store: store.get("file", byte_range=ByteRange(0, 10)),

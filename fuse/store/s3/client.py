@@ -42,7 +42,6 @@ from .checksums import Checksums, md5_of
 from .credentials import CredentialSource
 from .errors import Refusal, to_error
 from .lister import Lister
-from .many import Many
 from .messages import META, Answer, Outlet, Request, describe, describe_part, http_date_ns, received, written_etag
 from .sigv4 import encode_path
 from .transport import TransportLimits
@@ -65,8 +64,6 @@ class S3Store:
         self._checksums = Checksums(caller.send)
         self._lister = Lister(caller, wanted=list_metadata, known=capabilities)
         self.list_page = self._lister.page
-        many = Many(caller, self.head)
-        self.head_many, self.get_many = many.heads, many.gets
 
     @property
     def capabilities(self) -> Capabilities:

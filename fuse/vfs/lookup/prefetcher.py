@@ -19,13 +19,14 @@ from datastore.errors import StoreError
 
 from ...data import readahead
 from ...data.smallfiles import SmallFileFetcher
-from ...loop import Future
+from ...loop import Future, each
 from ...ops import Ino
-from ...store.base import ObjectInfo, ObjectVersion
+from ...store.base import ObjectVersion
 from ..tree.core import Core
 from ..tree.listing import Listed, Listing
 from ..tree.names import one_key
 from ..tree.nodes import Directory, Node
+from .remote import Remote
 
 _DIRECTORIES = 64
 """The number of directories in which runs are followed at the same time."""
@@ -104,8 +105,9 @@ class _Run:
 
 
 class Prefetcher:
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, remote: Remote) -> None:
         self._core = core
+        self._remote = remote
         self._opens: OrderedDict[int, _Run] = OrderedDict()
         self._lookups: OrderedDict[int, _Run] = OrderedDict()
         self._asked: dict[str, Future[bool]] = {}
@@ -132,7 +134,7 @@ class Prefetcher:
             if self._is_small(listed.kind, version) and version.size <= room:
                 room -= version.size
                 wanted.append(version)
-        self._files.add(wanted)
+        self._files.add(wanted, self._remote.width)
 
     def looked_up(self, directory: Directory, name: bytes) -> None:
         """Note that a name was looked up, and ask for the next attributes, unless the content is being prefetched."""
@@ -240,17 +242,24 @@ class Prefetcher:
     async def _bring(self, wanted: Sequence[str], futures: Sequence[Future[bool]]) -> None:
         """Ask for attributes, and resolve the future of each object when its answer is here."""
         learn = self._core.known.asking()
+        left = dict(zip(wanted, futures, strict=True))
 
-        def ended(number: int, answer: ObjectInfo | StoreError | None = None) -> None:
-            if isinstance(answer, ObjectInfo):
-                learn(answer)
-            if not futures[number].done:
-                self._asked.pop(wanted[number], None)
-                futures[number].set_result(isinstance(answer, ObjectInfo))
+        async def ask(key: str) -> None:
+            came = False
+            try:
+                learn(await self._core.store.head(key))
+                came = True
+            except StoreError as error:
+                if error.transient:
+                    raise
+            finally:
+                del self._asked[key]
+                left.pop(key).set_result(came)
 
         try:
             with suppress(StoreError):  # a lookup that needs an object asks again, and gets the error
-                await self._core.store.head_many(wanted, ended)
+                await each(ask, wanted, self._remote.width)
         finally:
-            for number in range(len(wanted)):
-                ended(number)
+            for key, future in left.items():
+                del self._asked[key]
+                future.set_result(False)

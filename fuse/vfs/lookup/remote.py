@@ -42,6 +42,7 @@ FAR_S = 0.005
 _LAST = 4
 _TOLD = 2
 """How many listings must have been slow: one alone may have been retried, or this machine may have been busy."""
+_WIDTH_FAR, _WIDTH_NEAR = 64, 8
 
 
 _Learn = Callable[[ObjectInfo], None]
@@ -59,6 +60,12 @@ class Remote:
     def is_far(self) -> bool:
         """Whether the store is so slow that prefetching pays, though its answers may not be needed."""
         return len(self.took_s) >= _TOLD and min(self.took_s) >= FAR_S
+
+    @property
+    def width(self) -> int:
+        """How many objects to request at once: as many as there are connections from a distant store, few from one near
+        by, which is as quick with them."""
+        return _WIDTH_FAR if self.is_far else _WIDTH_NEAR
 
     async def read_directory(self, directory: Directory, *, whole: bool) -> Listing:
         """Ask for the directory's entries and take them in; whole False stops after the first pages of a large one. The
@@ -239,32 +246,6 @@ class Remote:
             return False
         facts.without_marker(self._core, node, started)
         return True
-
-    async def head_many(self, nodes: list[Node]) -> None:
-        """Do the same as head() for up to 1,000 nodes, in parallel; but if several are given, one that is renamed or
-        changed in the meantime is not requested again. The first error is raised after all were asked.
-        """
-        if len(nodes) <= 1:
-            for node in nodes:
-                await self.head(node)
-            return
-        asked = [(node, node.asked_as) for node in nodes]
-        learn = self._core.known.asking()
-        later: list[tuple[Node, _AskedAs, ObjectInfo | StoreError]] = []
-        """Answers that need further requests."""
-
-        def take(number: int, answer: ObjectInfo | StoreError) -> None:
-            node, was = asked[number]
-            if isinstance(answer, ObjectInfo) and node.asked_as == was and not self.is_replaced(node, answer):
-                self._take(node, answer, learn)
-            else:
-                later.append((node, was, answer))
-
-        async def settle(told: tuple[Node, _AskedAs, ObjectInfo | StoreError]) -> None:
-            await self._settled(*told, learn)
-
-        await self._core.store.head_many([node.key for node in nodes], take)
-        await each(settle, later)
 
     async def _settled(self, node: Node, was: _AskedAs, answer: ObjectInfo | StoreError, learn: _Learn) -> bool | None:
         """Process the answer to a HEAD and return what head() does; None: ask again, because the node has changed."""

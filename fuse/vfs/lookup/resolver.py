@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+from ...loop import each
 from ...ops import AttrReply, Entry, FSError, Ino
 from ..tree import facts
 from ..tree.core import Core
@@ -255,7 +256,7 @@ class Resolver:
             self._prefetcher.looked_through(parent, files[-1].name)
         for node in await self._prefetcher.told(files):
             facts.recalled(self._core, node)
-        await self._remote.head_many(self._inexact(wanted))
+        await each(self._remote.head, self._inexact(wanted), self._remote.width)
 
     def _inexact(self, nodes: list[Node]) -> list[Node]:
         """Return the nodes to ask for: files without valid attributes (listings show changes), stale directories."""

@@ -71,8 +71,8 @@ def test_each_is_fetched_once_and_kept(store: Probe, tmp_path: Path) -> None:
     versions = put(store, 40)
 
     async def ask() -> None:
-        made.add(versions)
-        made.add(versions)
+        made.add(versions, 8)
+        made.add(versions, 8)
         for version in versions:
             await made.awaited(version.key)
             assert reader.held(version, 0, version.size) == BODY
@@ -90,7 +90,7 @@ def test_who_asks_for_one_that_waits_fetches_it_himself(store: Probe) -> None:
     store.gated = lambda key: key == versions[0].key
 
     async def ask() -> None:
-        made.add(versions)
+        made.add(versions, 8)
         assert await made.awaited(versions[2].key)
         assert versions[1].key not in store.keys
         assert reader.held(versions[2], 0, 1) == BODY[:1]
@@ -108,7 +108,7 @@ def test_a_failure_is_nobodys_but_who_asks_is_not_kept_waiting(store: Probe) -> 
     versions = put(store, 4)
 
     async def ask() -> None:
-        made.add(versions)
+        made.add(versions, 8)
         for version in versions:
             await made.awaited(version.key)
 
@@ -168,14 +168,26 @@ def test_small_pieces_go_to_the_disk_together_and_are_kept_if_it_takes_them(
 
 def test_no_more_is_fetched_ahead_than_the_disk_takes(store: Probe, disk: SlowDisk) -> None:
     """The mount's loop neither waits for the disk nor holds what that has no time for."""
+    made, _ = fetcher_of(store, disk)
     versions = put(store, 10, bytes(4 << 20))
-    reader, arrived = Reader(store, disk, the_loop()), list[ObjectVersion]()
-    left = iter(versions)
-    resolve(reader.bring_many(lambda: next(left, None), arrived.append))
-    assert arrived == versions[:8]
-    assert not any(disk.present(version) for version in arrived)
+    the_loop().call(lambda: made.add(versions, 1))
+    eventually(lambda: len(store.keys) == 8)
+    resolve(the_loop().sleep(0.01))
+    assert len(store.keys) == 8
+    assert not any(disk.present(version) for version in versions)
     disk.gate.set()
-    resolve(reader.bring_many(lambda: next(left, None), arrived.append))
-    assert arrived == versions
-    assert all(disk.present(version) for version in versions[:8])
     eventually(lambda: all(disk.present(version) for version in versions))
+
+
+def test_several_are_fetched_at_a_time(store: Probe) -> None:
+    made, _ = fetcher_of(store)
+    versions = put(store, 10)
+    store.gate.clear()
+    the_loop().call(lambda: made.add(versions, 4))
+    eventually(lambda: len(store.keys) == 4)
+    the_loop().call(lambda: made.add(versions, 4))
+    resolve(the_loop().sleep(0.01))
+    assert len(store.keys) == 4
+    store.gate.set()
+    eventually(lambda: made.bytes == 0)
+    assert len(store.keys) == 10

@@ -45,7 +45,7 @@ def mounted(
     """A mount of this user's, whose cache all of his mounts share. may_read: listings are always allowed."""
 
     def plan(_index: int, method: str) -> Fault | None:
-        return Fault(AccessDenied("no")) if method in {"get", "head", "head_many"} else None
+        return Fault(AccessDenied("no")) if method in {"get", "head"} else None
 
     spec = MountSpec(
         name="m",
