@@ -151,13 +151,6 @@ class Prefetcher:
         else:
             run.horizon = run.last
 
-    def looked_through(self, directory: Directory, name: bytes) -> None:
-        """Note that a process needs the attributes of all entries up to a name; ask for those of _SHARE from there."""
-        run = self._run(self._lookups, directory)
-        if run is not None:
-            at = run.index.get(name, len(run.names))
-            self.coming(directory.key, run.listed(range(at, at + _SHARE)))
-
     def coming(self, prefix: str, entries: Iterable[Listed]) -> None:
         """Ask for unknown attributes of entries of a directory that will be looked at soon. prefix: its key."""
         if not self._core.settings.full_attributes:

@@ -27,8 +27,6 @@ _LISTING_MAX_S = 600.0
 """The longest time that a listing takes."""
 _OVERTAKEN_MAX = 16
 """How often the store is asked for a name that this mount changes each time before the answer is applied."""
-_MANY = 256
-"""A request for the attributes of more files than this is assumed to belong to a walk through the whole directory."""
 _Found = tuple[Listed | None, float, Callable[[], bool]]
 """What the store said of a name, when, and a function that tells whether the name is unchanged by this mount since."""
 
@@ -251,9 +249,6 @@ class Resolver:
         await self._walks.confirm([node for node in self._inexact(nodes) if isinstance(node, Directory)])
         wanted = self._inexact(nodes)
         files = [node for node in wanted if not isinstance(node, Directory)]
-        parent = files[-1].parent if len(files) > _MANY else None
-        if parent is not None:
-            self._prefetcher.looked_through(parent, files[-1].name)
         for node in await self._prefetcher.told(files):
             facts.recalled(self._core, node)
         await each(self._remote.head, self._inexact(wanted), self._remote.width)

@@ -16,8 +16,6 @@ from datastore.fuse.vfs.lookup import prefetcher
 from datastore.fuse.vfs.lookup.prefetcher import PENDING_MAX, _Run
 from datastore.fuse.vfs.tree.listing import Listed, Listing
 from tests.datachecks import forget
-from tests.driving import resolve
-from tests.kernelkeeps import CALLER, Room
 from tests.mounted import Client, World
 from tests.patience import eventually
 from tests.promises import promise
@@ -143,22 +141,6 @@ def test_attributes_that_did_not_come_are_asked_for_again(
     for looked_up, name in enumerate(names):  # noqa: B007
         assert one.local.exists(name)
     assert asked
-
-
-def test_who_reads_on_in_a_large_directory_has_the_next_attributes_asked_for(world: World, one: Client) -> None:
-    """While he is told of some, by their order and each once; not for who reads the beginning only."""
-    names = [f"d/{name.decode()}" for name in NAMES]
-    world.put_all(names)
-    world.later(100)
-    ino = one.local.stat("d").ino
-    fh = resolve(one.fs.opendir(CALLER, ino)).fh
-    before = one.calls("head")
-    lines = resolve(one.fs.readdir(ino, fh, 0, Room(100), True))
-    one.quiet()
-    assert len(lines) < one.calls("head") - before < 300
-    resolve(one.fs.readdir(ino, fh, lines[-1].offset, Room(100), True))
-    one.quiet()
-    assert one.calls("head") - before == len(names)
 
 
 def test_what_the_kernel_has_kept_is_not_fetched_ahead(world: World, one: Client) -> None:
