@@ -244,7 +244,7 @@ class Supervisor:
             if code is None:
                 if self.file_trouble:
                     self._note(**self.wrong)
-                if self._can_resend():
+                if self.negotiated:
                     self.standby.keep(lived_s)
             elif code == 0 or self.spec.transport != "kernel":
                 return self._ended(code)
