@@ -313,7 +313,7 @@ def test_what_is_under_way_at_the_end_ends_before_the_file_system_is_stopped(hel
     peer.init()
     peer.send(writing(b"new"))
     held.gate.wait_entered()
-    assert peer.session.in_flight == 1
+    eventually(lambda: peer.session.in_flight == 1)
     closing = threading.Thread(target=peer.close)
     closing.start()
     assert not holds_within(0.3, lambda: held.stopped)
