@@ -108,10 +108,13 @@ def _mount_as_root(place: str, name: str, read_only: bool) -> int:
 def clone(device_fd: int) -> int:
     """Return another descriptor of the same connection to the kernel. When its last copy is closed, the requests that
     were read from it end with ECONNABORTED; those read from others go on (fuse_dev_release()). Errors: MountFailed."""
+    cloned = -1
     try:
         cloned = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
         fcntl.ioctl(cloned, abi.IOC_CLONE, abi.DEVICE_FD.pack(device_fd))
     except OSError as error:
+        if cloned >= 0:
+            os.close(cloned)
         raise MountFailed(f"{DEVICE} gives no second descriptor of the mount: {error.strerror}") from error
     return cloned
 

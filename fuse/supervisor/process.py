@@ -189,8 +189,10 @@ class Supervisor:
             frames.send(channel, handed)
         else:
             own_fd = device.clone(self.device_fd)
-            frames.send(channel, handed, (self.device_fd, own_fd))
-            os.close(own_fd)
+            try:
+                frames.send(channel, handed, (self.device_fd, own_fd))
+            finally:
+                os.close(own_fd)
         settled = self._expect(channel, "negotiated", READY_TIMEOUT_S)
         self.outage.served = time.monotonic()
         if self.negotiated is None:
