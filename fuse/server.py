@@ -61,7 +61,7 @@ ELSEWHERE_S = 2.0
 SWITCH_INTERVAL_S = 0.001
 """How soon the event loop gets the interpreter back from a busy lane; Python's 5 ms would slow a cached answer down."""
 EXIT_OK, EXIT_FAILED, EXIT_LEFT = 0, 1, 3
-LEAVE_S, LAST_LEAVE_S = 5.0, 60.0
+LEAVE_S, OLD_KERNEL_LEAVE_S = 5.0, 60.0
 """How long requests may take to end when another server takes over. The kernel sends the rest again, to that server.
 Where it can't (before Linux 6.9), they get the second time, and then the rest fails."""
 METRICS_TRIES, METRICS_PAUSE_S = 60, 0.5
@@ -220,7 +220,7 @@ class Server:
             if event == "leave" and self._session is not None:
                 # Nothing is flushed: data that is not uploaded is in the journal, and the next server uploads it.
                 settled = self._session.negotiated
-                self._session.leave(LEAVE_S if settled and settled.has(abi.HAS_RESEND) else LAST_LEAVE_S)
+                self._session.leave(LEAVE_S if settled and settled.has(abi.HAS_RESEND) else OLD_KERNEL_LEAVE_S)
                 return EXIT_LEFT
             if event == "terminate" and not self._terminate():
                 return EXIT_LEFT
@@ -420,7 +420,7 @@ def run(channel: socket.socket, builder: str, *, confined: bool) -> int:
     try:
         frames.send(channel, {"probed": True})
         message, descriptors = frames.receive(channel, DEVICE_TIMEOUT_S)
-        device_fd, own_fd = descriptors or (-1, -1)
+        device_fd, own_fd = (*descriptors, -1, -1)[:2]  # a supervisor that is older than this code sends no clone
         settled: dict[str, Any] | None = message.get("negotiated")
         server = Server(spec, store, channel, metrics, control, restarts, unconfined)
         return server.run(device_fd, own_fd, opens_fd, Negotiated(**settled) if settled else None)

@@ -63,7 +63,7 @@ def check_kernel(release: str) -> Finding:
     if version < OLDEST_KERNEL:
         return bad("kernel", f"Linux {release} is too old", "use Linux 5.4 or newer", ExitCode.MOUNT)
     if version < FAST_KERNEL:
-        todo = "Linux 6.9 or newer makes cached reads faster, and no call fails when a mount's server dies"
+        todo = "with Linux 6.9 or newer cached reads are faster, and no call fails when a mount's server dies"
         return warn("kernel", f"Linux {release} has no FUSE passthrough and no resend", todo)
     return ok("kernel", f"Linux {release}: FUSE passthrough and resend")
 

@@ -40,7 +40,6 @@ class MountRecord:
     server_pid: int = 0
     made: tuple[str, ...] = ()
     transport: str = "kernel"
-    """The kernel can hand requests over to another server, so `restart` works."""
     trouble: str = ""
     """Why no server serves the mount now, or ''."""
     refused: str = ""

@@ -44,7 +44,8 @@ RESUME_TIMEOUT_S = 300.0
 """How long the next server of the mount may take for that: it first ends the renames that the old server began."""
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
-LEAVE_TIMEOUT_S, LAST_LEAVE_TIMEOUT_S = 15.0, 75.0
+LEAVE_TIMEOUT_S, OLD_KERNEL_LEAVE_TIMEOUT_S = 15.0, 75.0
+"""More than a server takes to leave (server.py)."""
 END_TIMEOUT_S = 5.0
 DOWN_LIMIT_S = 60.0
 """How long callers wait for a new server; after that they get EIO until a server serves."""
@@ -310,7 +311,7 @@ class Supervisor:
             self._note(refused=f"the new mount server does not start, so the old one keeps serving: {error}")
             return
         old.signal(signal.SIGUSR2)
-        if old.wait(LEAVE_TIMEOUT_S if self._can_resend() else LAST_LEAVE_TIMEOUT_S) is None:
+        if old.wait(LEAVE_TIMEOUT_S if self._can_resend() else OLD_KERNEL_LEAVE_TIMEOUT_S) is None:
             old.kill()
         log.warning("a new mount server has replaced the old one", extra=fields(old=old.pid, new=new.pid))
         self._forget_server()

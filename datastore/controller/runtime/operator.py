@@ -103,7 +103,7 @@ class Operator:
         for queue, reconcile in self._queues:
             tasks += [asyncio.ensure_future(self._work(queue, reconcile)) for _ in range(self._settings.workers)]
         tasks += [asyncio.ensure_future(start()) for start in self._kind.beside(election.leading)]
-        insights = Insights()
+        insights = Insights()  # kopf exports no other way to learn which kinds it found
         unwatched: list[Resource] = []
 
         async def end_unless_all_are_watched() -> None:
@@ -127,8 +127,8 @@ class Operator:
                 insights=insights,
                 stop_flag=stop,
             )
-            for each in unwatched:
-                raise KindMissing(each)
+            if unwatched:
+                raise KindMissing(unwatched[0])
         except Exception:
             # kopf ends when a kind's definition is removed. The next process waits for it, and knows no old objects.
             for each in kinds:
