@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from datastore import mountinfo
+from datastore import frames, mountinfo
 from datastore.fuse.kernel import device
+from datastore.fuse.supervisor.serverprocess import ServerProcess
 from tests.memfs import pattern
-from tests.mount.engine import CHECKOUT, Supervisor, kept, spec
+from tests.mount.engine import BUILDER, CHECKOUT, Supervisor, kept, spec
 from tests.patience import eventually
 from tests.promises import promise
 
@@ -276,6 +277,29 @@ def test_a_server_is_replaced_on_request_under_readers(tmp_path: Path, kernel: d
                 assert (supervisor.path / "d" / "011").read_bytes() == pattern(11)
             assert os.pread(held.fileno(), 100, 50) == pattern(199)[50:150]
         assert "died" not in supervisor.log()
+
+
+@promise("S-59")
+@pytest.mark.root_only
+def test_a_server_serves_under_a_supervisor_that_is_older(tmp_path: Path) -> None:
+    """Which sends the device alone, without a clone: a restart after an upgrade replaces the server only."""
+    wanted = spec(tmp_path)
+    Path(wanted.state_dir).mkdir()
+    server = ServerProcess(BUILDER, None)
+    described = {"spec": wanted.to_json(), "builder": BUILDER, "log": str(tmp_path / "log"), "resumed": False}
+    try:
+        assert frames.receive(server.channel, 60)[0] == {"prepared": True}
+        frames.send(server.channel, {**described, "restarts": 0})
+        assert frames.receive(server.channel, 60)[0] == {"probed": True}
+        device_fd = device.mount(wanted.mountpoint, "memory")
+        frames.send(server.channel, {"serve": True, "negotiated": None}, (device_fd,))
+        os.close(device_fd)
+        assert "negotiated" in frames.receive(server.channel, 60)[0]
+        assert (Path(wanted.mountpoint) / "d" / "011").read_bytes() == pattern(11)
+    finally:
+        device.unmount(wanted.mountpoint, lazy=True)
+        server.end(30)
+        server.channel.close()
 
 
 @promise("S-424")
